@@ -1,0 +1,105 @@
+// Package audit writes what happened: one append-only JSON-lines file a daemon, one schema for all, secrets
+// redacted before the first byte is written. It never makes its caller wait for a disk that hangs: records
+// that cannot be kept are counted, and the count is written as a gap record as soon as writing works again.
+package audit
+
+import (
+	"net/netip"
+	"time"
+
+	"tagout/internal/reason"
+)
+
+// Version is the schema's version.
+const Version = 1
+
+// Event names. Past tense, noun first.
+const (
+	EventDaemonStarted  = "daemon.started"
+	EventDaemonStopped  = "daemon.stopped"
+	EventGap            = "audit.gap"
+	EventKidSpawned     = "kid.spawned"
+	EventKidDestroyed   = "kid.destroyed"
+	EventKidRefused     = "kid.refused"
+	EventExecStarted    = "exec.started"
+	EventExecEnded      = "exec.ended"
+	EventPolicyLoaded   = "policy.loaded"
+	EventPolicyRemoved  = "policy.removed"
+	EventConnectDenied  = "connect.denied" // by a BPF program or the firewall
+	EventLookup         = "dns.lookup"     // outcome allow or deny
+	EventConnOpened     = "conn.opened"    // by the proxy; outcome allow or deny
+	EventConnClosed     = "conn.closed"    // with exact byte counts
+	EventRequest        = "http.request"   // one HTTP request on an inspected or plain connection
+	EventTokenMinted    = "token.minted"   //nolint:gosec // a name, not a token
+	EventTokenUsed      = "token.used"     //nolint:gosec // a name, not a token
+	EventTokenRefused   = "token.refused"  //nolint:gosec // a name, not a token
+	EventTokenRevoked   = "token.revoked"  //nolint:gosec // a name, not a token
+	EventVaultChanged   = "vault.changed"
+	EventStopReceived   = "stop.received"
+	EventStopProgress   = "stop.progress"
+	EventStopCompleted  = "stop.completed"
+	EventTagReleased    = "tag.released"
+	EventReleaseRefused = "tag.release-refused"
+)
+
+// Outcomes.
+const (
+	OutcomeAllow = "allow"
+	OutcomeDeny  = "deny"
+	OutcomeOK    = "ok"
+	OutcomeFail  = "fail"
+)
+
+// Record is one line. The logger fills Version, ID, Time, Boot, Instance and Daemon; everything else is the
+// caller's, and empty fields are left out.
+type Record struct {
+	Version  int           `json:"v"`
+	ID       string        `json:"id"`      // ULID, unique and ordered within a daemon
+	Time     time.Time     `json:"time"`    // wall clock, UTC, for people
+	Boot     time.Duration `json:"boot_ns"` // CLOCK_BOOTTIME, for ordering
+	Instance string        `json:"instance"`
+	Daemon   string        `json:"daemon"`
+	Event    string        `json:"event"`
+
+	Session string `json:"session,omitempty"`
+	Kid     string `json:"kid,omitempty"`
+	Mark    uint32 `json:"mark,omitempty"`
+	Card    string `json:"card,omitempty"`
+
+	Actor      string      `json:"actor,omitempty"` // "uid:0", a person's name, "kid"
+	Outcome    string      `json:"outcome,omitempty"`
+	Reason     reason.Code `json:"reason,omitempty"`
+	Rule       int         `json:"rule,omitempty"` // line in the card
+	Generation uint64      `json:"generation,omitempty"`
+
+	Process *Process `json:"process,omitempty"`
+	Dst     *Dst     `json:"dst,omitempty"`
+	Bytes   *Bytes   `json:"bytes,omitempty"`
+	Conn    string   `json:"conn,omitempty"` // ULID that joins a connection's records
+
+	Count  uint64            `json:"count,omitempty"` // how many events this record stands for, or how many were lost
+	Detail string            `json:"detail,omitempty"`
+	Fields map[string]string `json:"fields,omitempty"` // event-specific, documented in docs/audit.md
+}
+
+// Process is who did it, as the kernel saw it.
+type Process struct {
+	PID  int    `json:"pid"` // in the host's pid namespace
+	Comm string `json:"comm,omitempty"`
+	Exe  string `json:"exe,omitempty"`
+}
+
+// Dst is where a connection, datagram or lookup was going.
+type Dst struct {
+	Name  string     `json:"name,omitempty"`
+	Addr  netip.Addr `json:"addr,omitzero"` // as the kid saw it: often virtual
+	Real  netip.Addr `json:"real,omitzero"` // upstream
+	Port  uint16     `json:"port,omitempty"`
+	Proto string     `json:"proto,omitempty"` // tcp, udp, tls, http, …
+}
+
+// Bytes are payload bytes, exact, not counting TCP/IP headers.
+type Bytes struct {
+	Up   int64 `json:"up"`   // kid to upstream
+	Down int64 `json:"down"` // upstream to kid
+}

@@ -1,0 +1,126 @@
+package control
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"time"
+
+	"tagout/internal/wire"
+)
+
+// Client talks to one daemon's unix socket. Safe for concurrent use.
+type Client struct {
+	path string
+	http *http.Client
+}
+
+// NewClient returns a client for the socket at path. Nothing is dialled yet.
+func NewClient(path string) *Client {
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "unix", path)
+	}
+	return &Client{path: path, http: &http.Client{Transport: &http.Transport{
+		DialContext: dial, MaxIdleConnsPerHost: 16, IdleConnTimeout: time.Minute, DisableCompression: true,
+	}}}
+}
+
+// Error is a refusal that the daemon put into words.
+type Error struct{ Problem wire.Problem }
+
+func (e *Error) Error() string {
+	if e.Problem.Detail != "" {
+		return e.Problem.Detail
+	}
+	return e.Problem.Title
+}
+
+// Status returns the HTTP status of a refusal, 0 where err is none.
+func Status(err error) int {
+	var e *Error
+	if errors.As(err, &e) {
+		return e.Problem.Status
+	}
+	return 0
+}
+
+// Call sends in as JSON (nil: no body) and decodes the answer into out (nil: ignored). A refusal is an
+// *Error. The deadline is ctx's.
+func (c *Client) Call(ctx context.Context, method, route string, in, out any) error {
+	resp, err := c.send(ctx, method, route, in)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close() //nolint:errcheck // read to the end below
+	if out != nil {
+		err = json.NewDecoder(resp.Body).Decode(out)
+	}
+	io.Copy(io.Discard, resp.Body) //nolint:errcheck // lets the connection be used again
+	if err != nil {
+		return fmt.Errorf("reading the answer of %s %s: %w", method, route, err)
+	}
+	return nil
+}
+
+// Each sends in and calls fn with every JSON line of the answer until it ends or fn fails.
+func (c *Client) Each(ctx context.Context, method, route string, in any, fn func(json.RawMessage) error) error {
+	resp, err := c.send(ctx, method, route, in)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close() //nolint:errcheck // the stream may be cut short on purpose
+	dec := json.NewDecoder(resp.Body)
+	for {
+		var line json.RawMessage
+		if err := dec.Decode(&line); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return fmt.Errorf("reading the answer of %s %s: %w", method, route, err)
+		}
+		if err := fn(line); err != nil {
+			return err
+		}
+	}
+}
+
+// CloseIdle closes connections that are kept open for the next call.
+func (c *Client) CloseIdle() { c.http.CloseIdleConnections() }
+
+func (c *Client) send(ctx context.Context, method, route string, in any) (*http.Response, error) {
+	var body io.Reader
+	if in != nil {
+		raw, err := json.Marshal(in)
+		if err != nil {
+			return nil, fmt.Errorf("calling %s %s: %w", method, route, err)
+		}
+		body = bytes.NewReader(raw)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, "http://tagout"+route, body)
+	if err != nil {
+		return nil, fmt.Errorf("calling %s %s: %w", method, route, err)
+	}
+	if in != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return nil, fmt.Errorf("calling %s over %s: is the daemon running? %w", route, c.path, err)
+	}
+	if resp.StatusCode >= http.StatusBadRequest {
+		defer resp.Body.Close() //nolint:errcheck // read below
+		e := &Error{Problem: wire.Problem{Title: resp.Status, Status: resp.StatusCode}}
+		raw, _ := io.ReadAll(io.LimitReader(resp.Body, MaxBody)) //nolint:errcheck // the status alone will do
+		var p wire.Problem
+		if json.Unmarshal(raw, &p) == nil && p.Status != 0 {
+			e.Problem = p
+		}
+		return nil, e
+	}
+	return resp, nil
+}

@@ -1,0 +1,151 @@
+package instance
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	runRoot   = "/run/tagout"
+	stateRoot = "/var/lib/tagout"
+)
+
+// DefaultName is the instance that commands use when --instance is not given.
+const DefaultName = "main"
+
+// ErrUnknown is returned by Open for an instance that was never set up or was cleaned up.
+var ErrUnknown = errors.New("no such instance")
+
+func slotDir() string { return filepath.Join(runRoot, ".slots") }
+
+// Open returns an instance that is set up. It fails with ErrUnknown where there is none of that name.
+func Open(name string) (Instance, error) {
+	if err := CheckName(name); err != nil {
+		return Instance{}, err
+	}
+	owners, err := slotOwners()
+	if err != nil {
+		return Instance{}, err
+	}
+	for slot, owner := range owners {
+		if owner == name {
+			return New(name, slot)
+		}
+	}
+	return Instance{}, fmt.Errorf("opening instance %s: %w: run `tagout setup --instance %s` first", name, ErrUnknown, name)
+}
+
+// Claim returns the instance called name, taking a free slot for it where it has none yet. The claim lasts
+// until Release or a reboot.
+func Claim(name string) (Instance, error) {
+	if err := CheckName(name); err != nil {
+		return Instance{}, err
+	}
+	var inst Instance
+	err := locked(func() error {
+		owners, err := slotOwners()
+		if err != nil {
+			return err
+		}
+		free := -1
+		for slot := Slots - 1; slot >= 0; slot-- {
+			switch owners[slot] {
+			case name:
+				inst, err = New(name, slot)
+				return err
+			case "":
+				free = slot
+			}
+		}
+		if free < 0 {
+			return fmt.Errorf("claiming a slot for instance %s: all %d are taken: remove one with `tagout cleanup --instance NAME`", name, Slots)
+		}
+		inst, err = New(name, free)
+		if err != nil {
+			return err
+		}
+		// Written whole and then linked, so that a half-written slot can never exist.
+		tmp := filepath.Join(slotDir(), fmt.Sprintf(".new-%d", os.Getpid()))
+		if err := os.WriteFile(tmp, []byte(name+"\n"), 0o644); err != nil { //nolint:gosec // not secret
+			return fmt.Errorf("claiming slot %d: %w", free, err)
+		}
+		return os.Rename(tmp, filepath.Join(slotDir(), strconv.Itoa(free)))
+	})
+	return inst, err
+}
+
+// Release gives the instance's slot back. It is the last step of a cleanup; releasing twice is not an error.
+func (i Instance) Release() error {
+	return locked(func() error {
+		owners, err := slotOwners()
+		if err != nil {
+			return err
+		}
+		if owners[i.slot] != i.name {
+			return nil
+		}
+		return os.Remove(filepath.Join(slotDir(), strconv.Itoa(i.slot)))
+	})
+}
+
+// List returns the instances that have a slot, in slot order.
+func List() ([]Instance, error) {
+	owners, err := slotOwners()
+	if err != nil {
+		return nil, err
+	}
+	var out []Instance
+	for slot, name := range owners {
+		if name == "" {
+			continue
+		}
+		inst, err := New(name, slot)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, inst)
+	}
+	return out, nil
+}
+
+func slotOwners() ([Slots]string, error) {
+	var owners [Slots]string
+	for slot := range owners {
+		raw, err := os.ReadFile(filepath.Join(slotDir(), strconv.Itoa(slot)))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return owners, fmt.Errorf("reading slot %d: %w", slot, err)
+		}
+		name := strings.TrimSpace(string(raw))
+		if err := CheckName(name); err != nil {
+			return owners, fmt.Errorf("reading slot %d: %w: remove %s if no instance uses it", slot, err, filepath.Join(slotDir(), strconv.Itoa(slot)))
+		}
+		owners[slot] = name
+	}
+	return owners, nil
+}
+
+// locked runs fn while holding the machine-wide slot lock; the kernel drops the lock when the process dies.
+func locked(fn func() error) error {
+	if err := os.MkdirAll(slotDir(), 0o755); err != nil { //nolint:gosec // names are not secret
+		return fmt.Errorf("making the slot registry: %w", err)
+	}
+	f, err := os.OpenFile(filepath.Join(slotDir(), "lock"), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o644) //nolint:gosec // empty file
+	if err != nil {
+		return fmt.Errorf("opening the slot lock: %w", err)
+	}
+	defer f.Close() //nolint:errcheck // nothing was written
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		return fmt.Errorf("taking the slot lock: %w", err)
+	}
+	return fn()
+}

@@ -1,0 +1,72 @@
+// Package policy decides: may this session look up this name, connect to this name and port, send this
+// request, reach this upstream address? It is pure: no I/O, no clock, no globals. The proxy and the DNS
+// filter both import it, so that there is one matcher and one way to spell a name.
+package policy
+
+import (
+	"net/netip"
+
+	"tagout/internal/reason"
+)
+
+// Protocol is what a rule lets a connection speak.
+type Protocol string
+
+// Protocols.
+const (
+	TLS  Protocol = "tls"
+	HTTP Protocol = "http"
+	TCP  Protocol = "tcp"
+)
+
+// Rule is one allow rule of a card's egress section, as the session document carries it.
+type Rule struct {
+	Host       string         `json:"host"`                 // canonical name, or "*." followed by a suffix (one label)
+	Ports      []uint16       `json:"ports"`                // never empty
+	Protocol   Protocol       `json:"protocol"`             // never empty
+	Inspect    bool           `json:"inspect,omitempty"`    // TLS only: decrypt and judge each request
+	Methods    []string       `json:"methods,omitempty"`    // HTTP and inspected TLS only; empty means any
+	Paths      []string       `json:"paths,omitempty"`      // globs on the canonical path; empty means any
+	Credential string         `json:"credential,omitempty"` // the secret whose token may be swapped towards this host
+	Addresses  []netip.Prefix `json:"addresses,omitempty"`  // private addresses that this host may resolve to
+	Line       int            `json:"line,omitempty"`       // in the card, for explanations
+}
+
+// Spec is the egress policy of one session. The zero value allows nothing.
+type Spec struct {
+	Allow []Rule     `json:"allow,omitempty"`
+	Deny  []DenyRule `json:"deny,omitempty"` // always win
+}
+
+// DenyRule refuses a host (exact or "*." suffix, any number of labels) or an address range, on some or all ports.
+type DenyRule struct {
+	Host    string       `json:"host,omitempty"`
+	Address netip.Prefix `json:"address,omitzero"`
+	Ports   []uint16     `json:"ports,omitempty"` // empty means all
+	Line    int          `json:"line,omitempty"`
+}
+
+// Verdict is allow or deny. The zero value is deny.
+type Verdict uint8
+
+// Verdicts.
+const (
+	Deny Verdict = iota
+	Allow
+)
+
+func (v Verdict) String() string {
+	if v == Allow {
+		return "allow"
+	}
+	return "deny"
+}
+
+// Decision is the one form in which every question is answered. Reason is reason.OK if and only if Verdict
+// is Allow. Rule is the rule that decided, nil where none did.
+type Decision struct {
+	Verdict Verdict
+	Rule    *Rule
+	Reason  reason.Code
+	Detail  string // for the record: names, both of them where they disagree; never a secret
+}

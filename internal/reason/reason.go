@@ -1,0 +1,151 @@
+// Package reason is the one table of reason codes: the same word in a DNS answer, an HTTP refusal, an audit
+// record, an alert, a metric label and the documentation. Numbers are the ones that the BPF programs emit
+// (bpf/verdict.h carries the same list; a test compares the two).
+package reason
+
+// Code is a reason code. The zero value means that nothing was refused.
+type Code uint8
+
+// Codes. Never renumber: the numbers are in pinned maps and in logs.
+const (
+	OK              Code = 0
+	UnknownSession  Code = 1  // no session entry: kid, mark or link unknown
+	Stopped         Code = 2  // the session or the whole box is stopped
+	LeaseExpired    Code = 3  // the session's lease has run out
+	RawAddress      Code = 4  // TCP to an address that no name stands for
+	PortNotAllowed  Code = 5  // the port is on no rule of the session
+	DNSBypass       Code = 6  // DNS to anything but the gateway
+	DoT             Code = 7  // DNS over TLS (port 853)
+	QUIC            Code = 8  // UDP to port 443
+	UDPNotAllowed   Code = 9  // any other UDP
+	Metadata        Code = 10 // a cloud metadata address
+	IPv6            Code = 11 // any IPv6 destination
+	RawSocket       Code = 12 // raw, packet or other socket types
+	Protocol        Code = 13 // an IP protocol other than TCP and UDP
+	Fragment        Code = 14 // a non-first IP fragment
+	SpoofedSource   Code = 15 // a source address that is not the kid's
+	HostAddress     Code = 16 // the gateway's other ports, the host, a neighbour
+	Multicast       Code = 17 // multicast or broadcast
+	Malformed       Code = 18 // bytes that are not what they claim to be
+	NameNotAllowed  Code = 32 // no rule names this host
+	NameInvalid     Code = 33 // not a host name
+	DenyRule        Code = 34 // a deny rule matched
+	VirtualUnknown  Code = 35 // a virtual address that was never given out to this session
+	SNIMissing      Code = 36
+	SNIMismatch     Code = 37
+	ECH             Code = 38 // encrypted client hello
+	NotTLS          Code = 39
+	TLSVersion      Code = 40
+	HostMismatch    Code = 41 // HTTP Host or :authority differs from the name
+	NotHTTP         Code = 42
+	AmbiguousHTTP   Code = 43
+	MethodDenied    Code = 44
+	PathDenied      Code = 45
+	PrivateAnswer   Code = 46 // the upstream name resolved to a private, loopback or metadata address
+	ResolveFailed   Code = 47
+	DialFailed      Code = 48
+	UpstreamTLS     Code = 49
+	TokenUnknown    Code = 50 // token not known, expired or revoked
+	TokenScope      Code = 51 // token presented towards a host it is not bound to
+	CreddDown       Code = 52
+	QueryType       Code = 53
+	RateLimit       Code = 54
+	Capacity        Code = 55 // a cap or a queue is full
+	PolicyNotLoaded Code = 56
+	Tagged          Code = 57 // a tag hangs on this scope
+	Idle            Code = 58
+	Internal        Code = 59
+)
+
+// Info describes a code for people.
+type Info struct {
+	Word string // the stable word that stands in records
+	Text string // what happened, one plain sentence
+	Hint string // what would have to change
+}
+
+const hintCard = "add a rule for it to the job card's egress section"
+
+var table = map[Code]Info{
+	OK:              {"ok", "allowed", ""},
+	UnknownSession:  {"unknown-session", "no session is known for the sender", "spawn the kid again"},
+	Stopped:         {"stopped", "the session is stopped", "release the tag; a stopped kid is not restarted"},
+	LeaseExpired:    {"lease-expired", "the session's lease has run out", "check that every daemon is healthy"},
+	RawAddress:      {"raw-address", "the destination is an address that no allowed name stands for", "use a host name that the card allows"},
+	PortNotAllowed:  {"port-not-allowed", "no rule of the card allows this port", hintCard},
+	DNSBypass:       {"dns-bypass", "DNS to another resolver than the gateway", "use the resolver in /etc/resolv.conf"},
+	DoT:             {"dot", "DNS over TLS is not allowed", "use the resolver in /etc/resolv.conf"},
+	QUIC:            {"quic", "QUIC and HTTP/3 are not allowed", "use HTTPS over TCP"},
+	UDPNotAllowed:   {"udp-not-allowed", "UDP is not allowed", "use TCP to an allowed name"},
+	Metadata:        {"metadata-address", "cloud metadata addresses are never reachable", ""},
+	IPv6:            {"ipv6", "IPv6 is not available to kids", "use the name's IPv4 address"},
+	RawSocket:       {"raw-socket", "this socket type is not allowed", "use TCP"},
+	Protocol:        {"ip-protocol", "this IP protocol is not allowed", "use TCP"},
+	Fragment:        {"fragment", "IP fragments are not allowed", ""},
+	SpoofedSource:   {"spoofed-source", "the source address is not the kid's", ""},
+	HostAddress:     {"host-address", "the box's own and other kids' addresses are not reachable", ""},
+	Multicast:       {"multicast", "multicast and broadcast are not allowed", ""},
+	Malformed:       {"malformed", "the message cannot be parsed", ""},
+	NameNotAllowed:  {"name-not-allowed", "no rule of the card names this host", hintCard},
+	NameInvalid:     {"name-invalid", "this is not a valid host name", ""},
+	DenyRule:        {"deny-rule", "a deny rule of the card matches", "a deny rule always wins: change the rule"},
+	VirtualUnknown:  {"virtual-unknown", "this virtual address was not given out to this session", "look the name up again"},
+	SNIMissing:      {"sni-missing", "the TLS hello names no server", "use a client that sends SNI"},
+	SNIMismatch:     {"sni-mismatch", "the TLS hello names another server than the one looked up", ""},
+	ECH:             {"ech", "encrypted client hello hides the server name", "turn ECH off in the client"},
+	NotTLS:          {"not-tls", "the rule says TLS and this is not TLS", "use TLS, or change the rule's protocol"},
+	TLSVersion:      {"tls-version", "TLS older than 1.2 is not allowed", "use TLS 1.2 or newer"},
+	HostMismatch:    {"host-mismatch", "the HTTP host differs from the name looked up", ""},
+	NotHTTP:         {"not-http", "the rule says HTTP and this is not HTTP", "use HTTP, or change the rule's protocol"},
+	AmbiguousHTTP:   {"ambiguous-http", "the HTTP request can be read in two ways", ""},
+	MethodDenied:    {"method-not-allowed", "no rule of the card allows this method here", hintCard},
+	PathDenied:      {"path-not-allowed", "no rule of the card allows this path", hintCard},
+	PrivateAnswer:   {"private-answer", "the name resolves to a private or metadata address", "grant the address in the rule, if it is meant"},
+	ResolveFailed:   {"resolve-failed", "the name could not be resolved upstream", ""},
+	DialFailed:      {"dial-failed", "the upstream server could not be reached", ""},
+	UpstreamTLS:     {"upstream-tls", "the upstream server's certificate is not trusted", ""},
+	TokenUnknown:    {"token-unknown", "the token is unknown, expired or revoked", ""},
+	TokenScope:      {"token-scope", "the token is not bound to this host", ""},
+	CreddDown:       {"credd-down", "the credential daemon does not answer", "start credd"},
+	QueryType:       {"query-type", "this DNS query type is not answered", ""},
+	RateLimit:       {"rate-limit", "too many requests in a short time", ""},
+	Capacity:        {"capacity", "a limit of the box is reached", ""},
+	PolicyNotLoaded: {"policy-not-loaded", "the session's policy is not loaded", "spawn the kid again"},
+	Tagged:          {"tagged", "a tag hangs here: somebody stopped this", "ask whoever placed the tag to release it"},
+	Idle:            {"idle", "the connection was idle for too long", ""},
+	Internal:        {"internal", "Tagout could not decide and refused", "see the daemon's log"},
+}
+
+// Info returns the code's description; an unknown number gets that of Internal.
+func (c Code) Info() Info {
+	if info, ok := table[c]; ok {
+		return info
+	}
+	return table[Internal]
+}
+
+// String returns the code's stable word.
+func (c Code) String() string { return c.Info().Word }
+
+// MarshalText writes the stable word, so that JSON carries words and never numbers.
+func (c Code) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
+
+// UnmarshalText reads a stable word; an unknown word becomes Internal.
+func (c *Code) UnmarshalText(text []byte) error {
+	*c = Internal
+	for code, info := range table {
+		if info.Word == string(text) {
+			*c = code
+		}
+	}
+	return nil
+}
+
+// All returns every code with its description, for documentation and tests.
+func All() map[Code]Info {
+	out := make(map[Code]Info, len(table))
+	for code, info := range table {
+		out[code] = info
+	}
+	return out
+}

@@ -1,0 +1,68 @@
+// Package session holds the document that describes one living session, and the directory in which the
+// documents lie. sandboxd alone writes it; every other daemon reads it when it starts and denies whatever is
+// not there. A document carries no secret values.
+package session
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+
+	"tagout/internal/policy"
+)
+
+// Version is the document version that this build writes and the only one that it reads.
+const Version = 1
+
+// Session is one kid's life from spawn to destroy.
+type Session struct {
+	Version    int         `json:"version"`
+	ID         string      `json:"id"`  // ULID
+	Kid        string      `json:"kid"` // unique among living kids of the instance
+	Purpose    string      `json:"purpose"`
+	Card       string      `json:"card"`              // the card's name
+	CardHash   string      `json:"card_hash"`         // sha256 of the card's bytes, hex
+	Index      int         `json:"index"`             // 1 to instance.MaxKids: address, link and uid range follow from it
+	Mark       uint32      `json:"mark"`              // SO_MARK of the session's upstream sockets
+	Addr       netip.Addr  `json:"addr"`              // the kid's own address
+	HostAddr   netip.Addr  `json:"host_addr"`         // the other end of its /31
+	Link       string      `json:"link"`              // host-side interface
+	NetNS      string      `json:"netns"`             // path of the pinned network namespace
+	Cgroup     string      `json:"cgroup"`            // absolute directory of the kid's cgroup in the v2 hierarchy
+	CgroupID   uint64      `json:"cgroup_id"`         // its inode number, which is its id in BPF
+	Freezer    string      `json:"freezer,omitempty"` // its directory in a v1 freezer hierarchy, on hybrid machines
+	Generation uint64      `json:"generation"`        // grows with every policy change
+	Egress     policy.Spec `json:"egress"`
+	Secrets    []Secret    `json:"secrets,omitempty"` // what the card's identity section asks for
+	Stop       Stop        `json:"stop"`
+	Created    time.Time   `json:"created"`
+}
+
+// Secret is one entry of a card's identity scope. The kid sees a token in Env; its value stays in credd.
+type Secret struct {
+	Name string `json:"name"` // in the vault
+	Env  string `json:"env"`  // environment variable that carries the token
+}
+
+// Stop is the card's stop section.
+type Stop struct {
+	Authority string        `json:"authority"` // the named person
+	MaxTime   time.Duration `json:"max_time"`  // nanoseconds; the SLA that drills judge against
+}
+
+// Check says whether the document is whole. Readers refuse a session that fails it.
+func (s *Session) Check() error {
+	switch {
+	case s.Version != Version:
+		return fmt.Errorf("session %s: version %d, this build reads %d", s.ID, s.Version, Version)
+	case s.ID == "" || s.Kid == "":
+		return fmt.Errorf("session document without id or kid")
+	case s.Mark == 0:
+		return fmt.Errorf("session %s: no mark", s.ID)
+	case !s.Addr.Is4() || !s.HostAddr.Is4():
+		return fmt.Errorf("session %s: no IPv4 addresses", s.ID)
+	case s.Cgroup == "" || s.CgroupID == 0:
+		return fmt.Errorf("session %s: no cgroup", s.ID)
+	}
+	return nil
+}

@@ -1,0 +1,291 @@
+// Package wire holds the JSON bodies that Tagout's daemons and its CLI exchange over unix sockets. It holds
+// types only. The routes:
+//
+//	every daemon   GET    /healthz                 200 while serving, 503 with a Problem otherwise
+//	               GET    /metrics                 Prometheus text format
+//	proxy,         PUT    /v1/sessions/{kid}       session.Session -> Ack; only sandboxd (uid 0)
+//	dnsfilter      DELETE /v1/sessions/{kid}       cuts what is open; idempotent
+//	dnsfilter      POST   /v1/names                NameQuery -> Name; only the proxy
+//	credd          POST   /v1/sessions             MintRequest -> MintReply; only uid 0
+//	               DELETE /v1/sessions/{kid}       forgets its tokens; uid 0 and killswitchd
+//	               POST   /v1/revoke               RevokeRequest -> RevokeReply; uid 0 and killswitchd
+//	               POST   /v1/resolve              ResolveRequest -> ResolveReply; only the proxy
+//	               POST   /introspect              form token=… -> Introspection (RFC 7662); the group
+//	               PUT    /v1/vault/{name}         VaultEntry; only uid 0
+//	               GET    /v1/vault                []VaultInfo, never a value; only uid 0
+//	               DELETE /v1/vault/{name}         only uid 0
+//	killswitchd    POST   /v1/stop                 StopRequest -> stream of StopEvent, one JSON a line
+//	               GET    /v1/tags                 []Tag; the group
+//	               POST   /v1/release              ReleaseRequest -> Tag
+//	               POST   /v1/clear                Scope -> 200, or 423 with a Problem while a tag hangs on it
+//	               GET    /v1/status               KillStatus
+//	sandboxd       POST   /v1/kids                 SpawnRequest -> Kid
+//	               GET    /v1/kids                 []Kid
+//	               GET    /v1/kids/{kid}           Kid
+//	               DELETE /v1/kids/{kid}?reason=…  idempotent
+//	               POST   /v1/kids/{kid}/exec      ExecRequest -> stream of ExecFrame, one JSON a line
+package wire
+
+import (
+	"net/netip"
+	"time"
+
+	"tagout/internal/reason"
+)
+
+// Problem is an RFC 9457 problem body; every refusal on every socket has this form.
+type Problem struct {
+	Type   string      `json:"type,omitempty"`
+	Title  string      `json:"title"`
+	Status int         `json:"status"`
+	Detail string      `json:"detail,omitempty"` // says what to do
+	Reason reason.Code `json:"reason,omitempty"`
+}
+
+// Ack acknowledges a policy: the sender may rely on it being enforced.
+type Ack struct {
+	Kid        string `json:"kid"`
+	Generation uint64 `json:"generation"`
+}
+
+// NameQuery asks which name a virtual address stands for in a session.
+type NameQuery struct {
+	Mark uint32     `json:"mark"`
+	Addr netip.Addr `json:"addr"`
+}
+
+// Name is the answer; an unknown address is answered with 404.
+type Name struct {
+	Name string `json:"name"`
+}
+
+// Scope says what a stop, a tag or a question is about. Exactly one of the fields is set.
+type Scope struct {
+	Kid  string `json:"kid,omitempty"`
+	Card string `json:"card,omitempty"`
+	All  bool   `json:"all,omitempty"` // the whole box
+}
+
+// Layer is one of the three stop layers.
+type Layer string
+
+// Layers.
+const (
+	LayerSession    Layer = "session"
+	LayerNetwork    Layer = "network"
+	LayerCredential Layer = "credential"
+)
+
+// AllLayers lists the layers in the order in which they are shown. They fire at the same time.
+func AllLayers() []Layer { return []Layer{LayerSession, LayerNetwork, LayerCredential} }
+
+// StopRequest orders a stop. Empty Layers means all three.
+type StopRequest struct {
+	Scope  Scope   `json:"scope"`
+	Layers []Layer `json:"layers,omitempty"`
+	By     string  `json:"by"`
+	Reason string  `json:"reason"`
+	Cause  string  `json:"cause,omitempty"` // "order" unless something else pulled the switch
+}
+
+// State is how far a layer got at one enforcement point. Complete is said only of what was observed.
+type State string
+
+// States.
+const (
+	StateFired     State = "fired"              // the kernel took the order
+	StateObserved  State = "observed"           // and its effect was seen
+	StateContained State = "contained-not-dead" // network and credential are done, processes remain
+	StatePartial   State = "partial"
+	StateFailed    State = "failed"
+)
+
+// StopEvent is one line of a stop's stream. The last one has Final set and repeats the whole outcome.
+type StopEvent struct {
+	Stop    string        `json:"stop"` // ULID of the stop
+	Kid     string        `json:"kid,omitempty"`
+	Layer   Layer         `json:"layer,omitempty"`
+	Point   string        `json:"point,omitempty"` // cgroup, bpf-session, sockets, credd, tag, …
+	State   State         `json:"state,omitempty"`
+	Elapsed time.Duration `json:"elapsed_ns"` // since the order was received, CLOCK_MONOTONIC
+	Detail  string        `json:"detail,omitempty"`
+	Final   *StopReport   `json:"final,omitempty"`
+}
+
+// StopReport is the outcome of one stop.
+type StopReport struct {
+	Stop   string                `json:"stop"`
+	State  State                 `json:"state"` // the worst of all points
+	Kids   []string              `json:"kids"`
+	Layers map[Layer]LayerReport `json:"layers"`
+	Tag    *Tag                  `json:"tag,omitempty"`
+}
+
+// LayerReport sums one layer up over all kids and points.
+type LayerReport struct {
+	State    State         `json:"state"`
+	Fired    time.Duration `json:"fired_ns"`    // order received to last point fired
+	Observed time.Duration `json:"observed_ns"` // order received to effect seen; 0 where it was not seen
+	Detail   string        `json:"detail,omitempty"`
+}
+
+// Tag hangs on a scope after a stop: while it hangs, nothing in the scope spawns, execs, connects or gets a
+// token. Releasing it restarts nothing.
+type Tag struct {
+	Stop       string    `json:"stop"`
+	Scope      Scope     `json:"scope"`
+	Layers     []Layer   `json:"layers"`
+	Marks      []uint32  `json:"marks,omitempty"` // sessions that it stopped
+	By         string    `json:"by"`
+	Reason     string    `json:"reason"`
+	Cause      string    `json:"cause"`
+	Placed     time.Time `json:"placed"`
+	Released   time.Time `json:"released,omitzero"`
+	ReleasedBy string    `json:"released_by,omitempty"`
+}
+
+// ReleaseRequest takes a tag off.
+type ReleaseRequest struct {
+	Stop   string `json:"stop"`
+	By     string `json:"by"`
+	Reason string `json:"reason"`
+}
+
+// KillStatus is killswitchd's view of itself.
+type KillStatus struct {
+	Layers map[Layer]LayerStatus `json:"layers"`
+	Tags   []Tag                 `json:"tags"`
+}
+
+// LayerStatus says whether a layer could fire now.
+type LayerStatus struct {
+	Armed  bool   `json:"armed"`
+	Detail string `json:"detail,omitempty"`
+}
+
+// SpawnRequest asks for a kid. Card is the card's YAML text; InputDir resolves its relative input paths.
+type SpawnRequest struct {
+	Name     string `json:"name,omitempty"` // empty: one is made up
+	Purpose  string `json:"purpose"`
+	Card     string `json:"card"`
+	CardFile string `json:"card_file,omitempty"` // only for messages
+	InputDir string `json:"input_dir,omitempty"`
+}
+
+// KidState is where a kid is in its life.
+type KidState string
+
+// Kid states.
+const (
+	KidSpawning   KidState = "spawning"
+	KidRunning    KidState = "running"
+	KidStopped    KidState = "stopped" // by a stop; only destroy is left
+	KidExited     KidState = "exited"
+	KidDestroying KidState = "destroying"
+)
+
+// Kid is what people see of a kid.
+type Kid struct {
+	Name    string                   `json:"name"`
+	Session string                   `json:"session"`
+	State   KidState                 `json:"state"`
+	Purpose string                   `json:"purpose"`
+	Card    string                   `json:"card"`
+	Mark    uint32                   `json:"mark"`
+	Addr    netip.Addr               `json:"addr"`
+	Cgroup  string                   `json:"cgroup"`
+	Created time.Time                `json:"created"`
+	Timings map[string]time.Duration `json:"timings_ns,omitempty"` // stage -> duration
+}
+
+// ExecRequest runs a command in a kid. Stdin is sent whole; nil means an empty input.
+type ExecRequest struct {
+	Argv    []string          `json:"argv"`
+	Env     map[string]string `json:"env,omitempty"`
+	Dir     string            `json:"dir,omitempty"` // default /workspace
+	Stdin   []byte            `json:"stdin,omitempty"`
+	Timeout time.Duration     `json:"timeout_ns,omitempty"` // 0: none
+}
+
+// ExecFrame is one line of an exec's stream: output bytes, or the end.
+type ExecFrame struct {
+	Stdout []byte    `json:"stdout,omitempty"`
+	Stderr []byte    `json:"stderr,omitempty"`
+	Exit   *ExecExit `json:"exit,omitempty"`
+}
+
+// ExecExit is how an exec ended. Result is one of exited, signaled, timeout, stopped, failed.
+type ExecExit struct {
+	Result string `json:"result"`
+	Code   int    `json:"code"`
+	Signal string `json:"signal,omitempty"`
+	Detail string `json:"detail,omitempty"`
+}
+
+// MintRequest asks credd for the tokens of a new session.
+type MintRequest struct {
+	Kid     string        `json:"kid"`
+	Session string        `json:"session"`
+	Card    string        `json:"card"`
+	Mark    uint32        `json:"mark"`
+	Secrets []MintSecret  `json:"secrets"`
+	TTL     time.Duration `json:"ttl_ns"` // 0: until the session ends
+}
+
+// MintSecret names one vault entry of a session's scope.
+type MintSecret struct {
+	Name string `json:"name"`
+}
+
+// MintReply maps each secret's name to the session's opaque token for it. Even a session with no secrets
+// gets an entry in credd, so that a revocation always has something to acknowledge.
+type MintReply struct {
+	Tokens map[string]string `json:"tokens"`
+}
+
+// ResolveRequest asks for the value behind a token, towards one host and port.
+type ResolveRequest struct {
+	Mark  uint32 `json:"mark"`
+	Token string `json:"token"`
+	Host  string `json:"host"`
+	Port  uint16 `json:"port"`
+}
+
+// ResolveReply carries the value; the proxy uses it for one request and forgets it. Refusals are Problems
+// with reason token-unknown or token-scope.
+type ResolveReply struct {
+	Secret string `json:"secret"` // its name, for the record
+	Value  string `json:"value"`
+}
+
+// RevokeRequest revokes whole sessions, or all of them.
+type RevokeRequest struct {
+	Marks []uint32 `json:"marks,omitempty"`
+	All   bool     `json:"all,omitempty"`
+}
+
+// RevokeReply acknowledges: from now on no token of those sessions is accepted.
+type RevokeReply struct {
+	Revoked int `json:"revoked"` // tokens forgotten
+}
+
+// Introspection is RFC 7662's answer.
+type Introspection struct {
+	Active  bool   `json:"active"`
+	Session string `json:"sid,omitempty"`
+	Kid     string `json:"sub,omitempty"`
+	Scope   string `json:"scope,omitempty"`
+}
+
+// VaultEntry sets a secret. Hosts are "name:port"; the secret is swapped in towards those only.
+type VaultEntry struct {
+	Value string   `json:"value"`
+	Hosts []string `json:"hosts"`
+}
+
+// VaultInfo describes a secret without its value.
+type VaultInfo struct {
+	Name    string    `json:"name"`
+	Hosts   []string  `json:"hosts"`
+	Updated time.Time `json:"updated"`
+}
