@@ -57,6 +57,7 @@ type Record struct {
 	ID       string        `json:"id"`      // ULID, unique and ordered within a daemon
 	Time     time.Time     `json:"time"`    // wall clock, UTC, for people
 	Boot     time.Duration `json:"boot_ns"` // CLOCK_BOOTTIME, for ordering
+	BootID   string        `json:"boot_id"` // tells the boots apart: Boot starts again at each
 	Instance string        `json:"instance"`
 	Daemon   string        `json:"daemon"`
 	Event    string        `json:"event"`

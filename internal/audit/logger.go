@@ -1,0 +1,269 @@
+package audit
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/oklog/ulid/v2"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	queueLen   = 16384                  // records that may wait for the disk; more are counted as lost
+	retryEvery = 200 * time.Millisecond // while the disk refuses
+	maxBatch   = 512 << 10              // bytes written with one write(2)
+)
+
+// file is what the logger needs of *os.File, so that tests can inject faults.
+type file interface {
+	io.Writer
+	Sync() error
+	Truncate(size int64) error
+	Close() error
+}
+
+// Logger appends records to one file. Log may be called by any goroutine; one writer goroutine owns the
+// file. Close ends the writer.
+type Logger struct {
+	instance, daemon string
+	bootID           string
+	redact           *redactor
+
+	mu      sync.Mutex // guards entropy and the order of IDs in the queue
+	entropy *ulid.MonotonicEntropy
+
+	queue  chan Record
+	syncs  chan chan error
+	stop   chan struct{}
+	done   chan struct{}
+	closed atomic.Bool
+	lost   atomic.Uint64 // records that did not get into the queue, not yet told in a gap record
+
+	f    file  // writer goroutine only
+	good int64 // writer goroutine only: length of the file up to the last whole record
+}
+
+// Open opens (or makes) the log at path for appending; the directory must exist. A last line that a crash
+// tore is closed with a newline, so that the next record stands alone, and a gap record says so.
+func Open(path, instance, daemon string) (*Logger, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o640)
+	if err != nil {
+		return nil, fmt.Errorf("opening the audit log: %w", err)
+	}
+	torn, size, err := closeTornLine(f)
+	if err != nil {
+		f.Close() //nolint:errcheck // already failing
+		return nil, fmt.Errorf("opening the audit log %s: %w", path, err)
+	}
+	l := newLogger(f, size, instance, daemon)
+	if torn {
+		l.Log(Record{Event: EventGap, Count: 1, Detail: "the last record before this one was cut off by a crash"})
+	}
+	return l, nil
+}
+
+func newLogger(f file, size int64, instance, daemon string) *Logger {
+	l := &Logger{
+		instance: instance, daemon: daemon, bootID: bootID(), redact: newRedactor(),
+		entropy: ulid.Monotonic(rand.Reader, 0),
+		queue:   make(chan Record, queueLen), syncs: make(chan chan error),
+		stop: make(chan struct{}), done: make(chan struct{}),
+		f: f, good: size,
+	}
+	go l.write()
+	return l
+}
+
+// Log queues r. It never waits for the disk: when the queue is full the record is counted as lost, and a
+// gap record carries the count. After Close records are dropped.
+func (l *Logger) Log(r Record) {
+	l.redact.record(&r)
+	r.Version, r.Instance, r.Daemon, r.BootID = Version, l.instance, l.daemon, l.bootID
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed.Load() {
+		return
+	}
+	r.Time, r.Boot = time.Now().UTC(), bootTime()
+	r.ID = l.newID(r.Time)
+	select {
+	case l.queue <- r:
+	default:
+		l.lost.Add(1)
+	}
+}
+
+// AddSecret makes the logger replace value, and its usual encodings, in every record from now on.
+func (l *Logger) AddSecret(value string) { l.redact.add(value) }
+
+// Sync returns when everything logged before is on disk, or with ctx's error when the disk takes too long.
+func (l *Logger) Sync(ctx context.Context) error {
+	reply := make(chan error, 1)
+	select {
+	case l.syncs <- reply:
+	case <-l.done:
+		return errors.New("syncing the audit log: it is closed")
+	case <-ctx.Done():
+		return fmt.Errorf("syncing the audit log: %w", ctx.Err())
+	}
+	select {
+	case err := <-reply:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("syncing the audit log: %w", ctx.Err())
+	}
+}
+
+// Close writes what is queued, once, and closes the file.
+func (l *Logger) Close() error {
+	l.mu.Lock()
+	again := l.closed.Swap(true)
+	l.mu.Unlock()
+	if again {
+		return nil
+	}
+	close(l.stop)
+	<-l.done
+	return l.f.Close()
+}
+
+func (l *Logger) newID(t time.Time) string {
+	id, err := ulid.New(ulid.Timestamp(t), l.entropy)
+	if err != nil { // the monotonic counter ran over: start a new one
+		id = ulid.MustNew(ulid.Timestamp(t), rand.Reader)
+	}
+	return id.String()
+}
+
+// write is the writer goroutine: it takes what is queued, writes it with as few calls as it can and, while
+// the disk refuses, tries again with the same bytes.
+func (l *Logger) write() {
+	defer close(l.done)
+	var batch bytes.Buffer
+	for {
+		select {
+		case r := <-l.queue:
+			encode(&batch, r)
+			l.drain(&batch)
+			if !l.flush(&batch, l.stop) {
+				return
+			}
+		case reply := <-l.syncs:
+			l.drain(&batch)
+			if !l.flush(&batch, l.stop) {
+				reply <- errors.New("syncing the audit log: it was closed while the disk refused")
+				return
+			}
+			reply <- l.f.Sync()
+		case <-l.stop:
+			l.drain(&batch)
+			l.appendOnce(&batch) //nolint:errcheck // closing: one try is all there is
+			l.f.Sync()           //nolint:errcheck // as above
+			return
+		}
+	}
+}
+
+// drain adds what is queued, up to maxBatch, and then the gap that is known of.
+func (l *Logger) drain(batch *bytes.Buffer) {
+	for batch.Len() < maxBatch {
+		select {
+		case r := <-l.queue:
+			encode(batch, r)
+			continue
+		default:
+		}
+		break
+	}
+	if n := l.lost.Swap(0); n > 0 {
+		r := Record{Version: Version, Instance: l.instance, Daemon: l.daemon, BootID: l.bootID, Event: EventGap, Count: n,
+			Time: time.Now().UTC(), Boot: bootTime(), Detail: "records were lost because the disk did not keep up"}
+		l.mu.Lock()
+		r.ID = l.newID(r.Time)
+		l.mu.Unlock()
+		encode(batch, r)
+	}
+}
+
+// flush writes batch, retrying until it is written or stop closes; false means stop closed.
+func (l *Logger) flush(batch *bytes.Buffer, stop <-chan struct{}) bool {
+	for {
+		if err := l.appendOnce(batch); err == nil {
+			return true
+		}
+		select {
+		case <-stop:
+			l.appendOnce(batch) //nolint:errcheck // closing: one try is all there is
+			return false
+		case <-time.After(retryEvery):
+		}
+	}
+}
+
+// appendOnce writes batch whole or takes back the part of it that was written.
+func (l *Logger) appendOnce(batch *bytes.Buffer) error {
+	if batch.Len() == 0 {
+		return nil
+	}
+	n, err := l.f.Write(batch.Bytes())
+	if err != nil {
+		if n > 0 {
+			err = errors.Join(err, l.f.Truncate(l.good))
+		}
+		return fmt.Errorf("writing the audit log: %w", err)
+	}
+	l.good += int64(n)
+	batch.Reset()
+	return nil
+}
+
+func encode(batch *bytes.Buffer, r Record) {
+	raw, err := json.Marshal(r)
+	if err != nil { // no field can fail to marshal; a record must not vanish all the same
+		raw = []byte(fmt.Sprintf(`{"v":%d,"id":%q,"event":%q,"detail":"record could not be encoded"}`, Version, r.ID, EventGap))
+	}
+	batch.Write(raw)
+	batch.WriteByte('\n')
+}
+
+func closeTornLine(f *os.File) (torn bool, size int64, err error) {
+	size, err = f.Seek(0, io.SeekEnd)
+	if err != nil || size == 0 {
+		return false, size, err
+	}
+	last := make([]byte, 1)
+	if _, err := f.ReadAt(last, size-1); err != nil {
+		return false, size, err
+	}
+	if last[0] == '\n' {
+		return false, size, nil
+	}
+	n, err := f.Write([]byte{'\n'})
+	return true, size + int64(n), err
+}
+
+func bootTime() time.Duration {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
+		return 0
+	}
+	return time.Duration(ts.Nano())
+}
+
+func bootID() string {
+	raw, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(raw))
+}

@@ -1,0 +1,119 @@
+package audit
+
+import (
+	"encoding/base64"
+	"encoding/hex"
+	"net/url"
+	"regexp"
+	"strings"
+	"sync"
+)
+
+// Redacted stands where a secret stood.
+const Redacted = "[redacted]"
+
+// minSecret is the shortest value that is redacted exactly: shorter ones would blank out ordinary words.
+const minSecret = 6
+
+// shapes are what secrets look like when nobody told us their values.
+var shapes = regexp.MustCompile(strings.Join([]string{
+	`tgo_[a-z2-7]{16,}`,
+	`(?i:bearer|basic)[ +]+[A-Za-z0-9._~+/=-]{8,}`,
+	`AKIA[0-9A-Z]{16}`,
+	`gh[pousr]_[A-Za-z0-9]{20,}`,
+	`github_pat_[A-Za-z0-9_]{20,}`,
+	`xox[abprs]-[A-Za-z0-9-]{10,}`,
+	`sk-[A-Za-z0-9_-]{20,}`,
+	`eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*`,
+	`-----BEGIN [A-Z ]*PRIVATE KEY-----`,
+	`AGE-SECRET-KEY-1[0-9A-Z]+`,
+}, "|"))
+
+// userinfo finds the password of a URL; the user name stays.
+var userinfo = regexp.MustCompile(`(://[^/\s:@]*):[^/\s@]+@`)
+
+// keyed finds key=value and key: value where the key says that the value is secret.
+var keyed = regexp.MustCompile(`(?i)((?:password|passwd|secret|token|api[_-]?key|access[_-]?key)["']?\s*[=:]\s*["']?)[^\s"'&,;]{4,}`)
+
+// redactor replaces known values and secret-looking strings. Safe for concurrent use.
+type redactor struct {
+	mu     sync.RWMutex
+	values []string
+	exact  *strings.Replacer // nil while no value is known
+}
+
+func newRedactor() *redactor { return &redactor{} }
+
+// add makes the redactor replace value in clear and in the encodings in which values usually travel.
+func (r *redactor) add(value string) {
+	if len(value) < minSecret {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, have := range r.values {
+		if have == value {
+			return
+		}
+	}
+	r.values = append(r.values, value)
+	var pairs []string
+	for _, v := range r.values {
+		for _, form := range forms(v) {
+			pairs = append(pairs, form, Redacted)
+		}
+	}
+	r.exact = strings.NewReplacer(pairs...)
+}
+
+func forms(v string) []string {
+	return []string{
+		v, url.QueryEscape(v), url.PathEscape(v), hex.EncodeToString([]byte(v)), strings.ToUpper(hex.EncodeToString([]byte(v))),
+		strings.TrimRight(base64.StdEncoding.EncodeToString([]byte(v)), "="),
+		strings.TrimRight(base64.URLEncoding.EncodeToString([]byte(v)), "="),
+	}
+}
+
+// text returns s without secrets.
+func (r *redactor) text(s string) string {
+	if len(s) < minSecret {
+		return s
+	}
+	r.mu.RLock()
+	exact := r.exact
+	r.mu.RUnlock()
+	if exact != nil {
+		s = exact.Replace(s)
+	}
+	s = shapes.ReplaceAllString(s, Redacted)
+	if strings.Contains(s, "://") {
+		s = userinfo.ReplaceAllString(s, "$1:"+Redacted+"@")
+	}
+	if strings.ContainsAny(s, "=:") {
+		s = keyed.ReplaceAllString(s, "${1}"+Redacted)
+	}
+	return s
+}
+
+// record redacts every field of rec that carries text from outside. Maps and structs behind pointers are
+// copied, never changed: they belong to the caller.
+func (r *redactor) record(rec *Record) {
+	rec.Actor, rec.Detail, rec.Kid, rec.Card = r.text(rec.Actor), r.text(rec.Detail), r.text(rec.Kid), r.text(rec.Card)
+	if rec.Process != nil {
+		p := *rec.Process
+		p.Comm, p.Exe = r.text(p.Comm), r.text(p.Exe)
+		rec.Process = &p
+	}
+	if rec.Dst != nil {
+		d := *rec.Dst
+		d.Name = r.text(d.Name)
+		rec.Dst = &d
+	}
+	if rec.Fields != nil {
+		fields := make(map[string]string, len(rec.Fields))
+		for k, v := range rec.Fields {
+			fields[k] = r.text(v)
+		}
+		rec.Fields = fields
+	}
+}
