@@ -1,0 +1,49 @@
+# Two commands do all the set-up on a fresh Debian machine (README.md); `make demo` and `make test` call
+# `make setup` themselves, so that neither is ever needed by hand.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := build
+
+BIN := build/bin
+CMDS := tagout sandboxd proxy dnsfilter credd killswitchd kid-init hostile
+VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS := -s -w -X main.version=$(VERSION)
+export CGO_ENABLED ?= 0
+
+.PHONY: build setup demo test test-race bench lint generate check-generated fuzz clean
+
+build: ## Build every binary, static, into build/bin
+	@mkdir -p $(BIN)
+	go build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ $(addprefix ./cmd/,$(CMDS))
+
+setup: ## Install the Debian packages that Tagout runs on (runc, iptables)
+	@deploy/setup.sh
+
+demo: setup build ## Run the main job: spawn, contain, stop, prove
+	$(BIN)/tagout demo --bin-dir $(BIN) --json build/demo.json
+
+test: setup build ## Run all tests, the privileged ones too when run as root
+	@deploy/setup.sh test
+	TAGOUT_BIN=$(CURDIR)/$(BIN) go test $(TESTFLAGS) -timeout 14m ./...
+
+test-race: ## Run the tests of the packages that need no kernel under the race detector (needs gcc)
+	CGO_ENABLED=1 go test -race -timeout 14m $(RACEPKGS)
+
+bench: setup build ## Measure what is promised; prints a table and writes build/bench/*.json
+	$(BIN)/tagout bench --bin-dir $(BIN) --out build/bench
+
+lint: ## gofmt, go vet, staticcheck: the tools are pinned in go.mod
+	@bad=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$bad" ]; then echo "not gofmt-ed: $$bad"; exit 1; fi
+	go vet ./...
+	go tool staticcheck ./...
+
+generate: ## Compile the BPF programs (needs clang, llvm, libbpf-dev)
+	@deploy/setup.sh generate
+	go generate ./bpf/...
+
+check-generated: generate ## Fail when the committed BPF objects are not what the sources give
+	git diff --exit-code -- bpf
+
+clean:
+	rm -rf build
