@@ -1,0 +1,73 @@
+package supervise
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"tagout/internal/control"
+)
+
+// TestMain lets the test binary stand in for a daemon.
+func TestMain(m *testing.M) {
+	if how := os.Getenv("TAGOUT_FAKE"); how != "" {
+		fake(how)
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// fake is a daemon that does little: it serves /healthz until SIGTERM, or fails in the way that how names.
+func fake(how string) {
+	switch how {
+	case "port":
+		fmt.Fprintln(os.Stderr, `{"level":"ERROR","msg":"starting","err":"binding 198.19.0.1:53: address already in use"}`)
+		os.Exit(1)
+	case "crash":
+		fmt.Fprintln(os.Stderr, "panic: something broke\n\ngoroutine 1 [running]:\nmain.main()")
+		os.Exit(2)
+	case "sick":
+		select {}
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
+	defer stop()
+	if how == "stubborn" {
+		signal.Ignore(unix.SIGTERM)
+		ctx = context.Background()
+	}
+	if how == "helper" { // a child that outlives the daemon, in its cgroup
+		if err := exec.Command("/bin/sleep", "1000").Start(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	}
+	dir := os.Getenv("TAGOUT_FAKE_DIR")
+	l, err := control.Listen(filepath.Join(dir, "http.sock"), os.Getgid())
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	status, err := os.ReadFile("/proc/self/status")
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "status"), status, 0o600)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	ok := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
+	if err := control.Serve(ctx, l, ok, 0); err != nil {
+		os.Exit(1)
+	}
+	if f, err := os.OpenFile(os.Getenv("TAGOUT_FAKE_ORDER"), os.O_APPEND|os.O_WRONLY, 0); err == nil {
+		fmt.Fprintln(f, os.Getenv("TAGOUT_FAKE_NAME"))
+		f.Close()
+	}
+}

@@ -1,0 +1,185 @@
+package supervise
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// settled is how long a daemon must have run for its next death to count as a first one again.
+const settled = 10 * time.Second
+
+// maxBackoff bounds the wait between restarts: everything that needs the daemon is denied meanwhile.
+const maxBackoff = 5 * time.Second
+
+// keeper keeps one daemon running.
+type keeper struct {
+	cfg    Config
+	spec   Spec
+	cancel context.CancelFunc
+	done   chan struct{} // closed when the daemon is gone and is not started again
+}
+
+// child is one run of a daemon.
+type child struct {
+	cmd    *exec.Cmd
+	logEnd int64 // size of the log before this run
+	begun  time.Time
+	exited chan struct{}
+	err    error // how it ended; valid after exited is closed
+}
+
+// keep starts the daemon, waits until it is healthy and then keeps it running in the background until stop.
+func keep(ctx context.Context, cfg Config, s Spec) (*keeper, error) {
+	// The keeper must outlive ctx: what ends with ctx is Up, which then stops the keepers one by one.
+	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	k := &keeper{cfg: cfg, spec: s, cancel: cancel, done: make(chan struct{})}
+	c, err := k.start()
+	if err == nil {
+		if err = k.waitHealthy(ctx, c); err != nil {
+			k.end(c)
+		}
+	}
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	cfg.Log.Info("daemon is up", "daemon", s.Name, "pid", c.cmd.Process.Pid)
+	go k.loop(run, c)
+	return k, nil
+}
+
+// stop ends the daemon: SIGTERM, then cgroup.kill after the grace. It returns when the daemon is gone.
+func (k *keeper) stop() {
+	k.cancel()
+	<-k.done
+}
+
+func (k *keeper) loop(ctx context.Context, c *child) {
+	defer close(k.done)
+	var backoff time.Duration
+	for {
+		select {
+		case <-ctx.Done():
+			k.end(c)
+			return
+		case <-c.exited:
+		}
+		if time.Since(c.begun) > settled {
+			backoff = 0
+		}
+		k.cfg.Log.Error("daemon died: starting it again", "daemon", k.spec.Name, "how", exitText(c.err), "last", c.lastWords(k.spec.LogFile), "wait", backoff)
+		for c = nil; c == nil; {
+			if !pause(ctx, backoff) {
+				k.clear()
+				return
+			}
+			backoff = min(max(2*backoff, 100*time.Millisecond), maxBackoff)
+			next, err := k.restart(ctx)
+			if err != nil {
+				k.cfg.Log.Error("starting the daemon again", "daemon", k.spec.Name, "err", err, "wait", backoff)
+			}
+			c = next
+		}
+	}
+}
+
+// restart clears what the dead daemon left in its cgroup and starts it.
+func (k *keeper) restart(ctx context.Context) (*child, error) {
+	if err := sweep(ctx, k.cfg, k.spec); err != nil {
+		return nil, err
+	}
+	return k.start()
+}
+
+// start runs the daemon once, inside its cgroup from its first instruction on.
+func (k *keeper) start() (*child, error) {
+	s := k.spec
+	log, err := os.OpenFile(s.LogFile, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o640) //nolint:gosec // logs carry no secrets
+	if err != nil {
+		return nil, fmt.Errorf("opening its log: %w", err)
+	}
+	defer log.Close() //nolint:errcheck // the child has its own copy
+	end, err := log.Seek(0, 2)
+	if err != nil {
+		return nil, fmt.Errorf("opening its log: %w", err)
+	}
+	cmd := exec.Command(s.Path, s.Args...)
+	cmd.Env, cmd.Dir, cmd.Stdout, cmd.Stderr = s.Env, "/", log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Setsid: true, // a Ctrl-C at the terminal reaches the supervisor alone, which stops them in order
+	}
+	if s.UID != 0 {
+		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(s.UID), Gid: uint32(s.GID)} //nolint:gosec // ids are not negative
+		cmd.SysProcAttr.AmbientCaps = s.Caps
+	}
+	c := &child{cmd: cmd, logEnd: end, begun: time.Now(), exited: make(chan struct{})}
+	if err := startIn(cmd, s.Cgroup); err != nil {
+		return nil, err
+	}
+	go func() {
+		c.err = cmd.Wait()
+		close(c.exited)
+	}()
+	if err := writePid(s.PidFile, cmd.Process.Pid); err != nil {
+		k.end(c)
+		return nil, fmt.Errorf("noting its pid: %w", err)
+	}
+	return c, nil
+}
+
+// end stops one run: asks, waits, and then kills the whole cgroup.
+func (k *keeper) end(c *child) {
+	c.cmd.Process.Signal(unix.SIGTERM) //nolint:errcheck // it may be gone already
+	select {
+	case <-c.exited:
+	case <-time.After(k.cfg.Grace):
+		k.cfg.Log.Warn("daemon did not stop when asked: killing it", "daemon", k.spec.Name)
+	}
+	k.clear()
+	<-c.exited
+}
+
+// clear kills whatever is left in the cgroup and removes the pid file.
+func (k *keeper) clear() {
+	if err := sweep(context.Background(), k.cfg, k.spec); err != nil {
+		k.cfg.Log.Error("clearing the daemon's cgroup", "daemon", k.spec.Name, "err", err)
+	}
+	if err := os.Remove(k.spec.PidFile); err != nil && !errors.Is(err, os.ErrNotExist) {
+		k.cfg.Log.Error("removing the daemon's pid file", "daemon", k.spec.Name, "err", err)
+	}
+}
+
+func writePid(path string, pid int) error {
+	tmp := path + ".new"
+	if err := os.WriteFile(tmp, []byte(strconv.Itoa(pid)+"\n"), 0o644); err != nil { //nolint:gosec // not secret
+		return err
+	}
+	return os.Rename(tmp, path)
+}
+
+func exitText(err error) string {
+	if err == nil {
+		return "exit status 0"
+	}
+	return err.Error()
+}
+
+// pause waits for d and returns true, or returns false as soon as ctx ends.
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return ctx.Err() == nil
+	}
+}
