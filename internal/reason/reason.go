@@ -55,6 +55,8 @@ const (
 	Tagged          Code = 57 // a tag hangs on this scope
 	Idle            Code = 58
 	Internal        Code = 59
+	SecretDenied    Code = 60 // payment_* and what the box's configuration denies
+	SecretUnknown   Code = 61 // the vault holds no such secret
 )
 
 // Info describes a code for people.
@@ -113,6 +115,8 @@ var table = map[Code]Info{
 	PolicyNotLoaded: {"policy-not-loaded", "the session's policy is not loaded", "spawn the kid again"},
 	Tagged:          {"tagged", "a tag hangs here: somebody stopped this", "ask whoever placed the tag to release it"},
 	Idle:            {"idle", "the connection was idle for too long", ""},
+	SecretDenied:    {"secret-denied", "this secret can never be granted to a kid", "take it off the card"},
+	SecretUnknown:   {"secret-unknown", "the vault holds no secret of this name", "put it into the vault, or take it off the card"},
 	Internal:        {"internal", "Tagout could not decide and refused", "see the daemon's log"},
 }
 
