@@ -126,7 +126,7 @@ func (f *Follower) readNew(log string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer file.Close() //nolint:errcheck // only read
+	defer file.Close() // only read
 	info, err := file.Stat()
 	if err != nil {
 		return nil, err
@@ -159,8 +159,8 @@ func (f *Follower) deliver(ctx context.Context, line []byte) error {
 	if err != nil {
 		return err
 	}
-	io.Copy(io.Discard, io.LimitReader(resp.Body, 64<<10)) //nolint:errcheck // lets the connection be used again
-	resp.Body.Close()                                      //nolint:errcheck // as above
+	io.Copy(io.Discard, io.LimitReader(resp.Body, 64<<10)) // lets the connection be used again
+	resp.Body.Close()                                      // as above
 	if resp.StatusCode/100 != 2 {
 		return errors.New("the webhook answered " + strconv.Itoa(resp.StatusCode))
 	}

@@ -26,7 +26,7 @@ func (lf *lateFile) Write(p []byte) (int, error) {
 		}
 		_, size, err := closeTornLine(f)
 		if err != nil {
-			f.Close() //nolint:errcheck // already failing
+			f.Close() // already failing
 			return 0, fmt.Errorf("opening the audit log %s: %w", lf.path, err)
 		}
 		lf.f, lf.base = f, size

@@ -62,7 +62,7 @@ func Open(path, instance, daemon string) (*Logger, error) {
 	}
 	torn, size, err := closeTornLine(f)
 	if err != nil {
-		f.Close() //nolint:errcheck // already failing
+		f.Close() // already failing
 		return nil, fmt.Errorf("opening the audit log %s: %w", path, err)
 	}
 	l := newLogger(f, size, instance, daemon)
@@ -167,8 +167,8 @@ func (l *Logger) write() {
 			reply <- l.f.Sync()
 		case <-l.stop:
 			l.drain(&batch)
-			l.appendOnce(&batch) //nolint:errcheck // closing: one try is all there is
-			l.f.Sync()           //nolint:errcheck // as above
+			l.appendOnce(&batch) // closing: one try is all there is
+			l.f.Sync()           // as above
 			return
 		}
 	}
@@ -203,7 +203,7 @@ func (l *Logger) flush(batch *bytes.Buffer, stop <-chan struct{}) bool {
 		}
 		select {
 		case <-stop:
-			l.appendOnce(batch) //nolint:errcheck // closing: one try is all there is
+			l.appendOnce(batch) // closing: one try is all there is
 			return false
 		case <-time.After(retryEvery):
 		}

@@ -30,10 +30,10 @@ const (
 	EventConnOpened     = "conn.opened"    // by the proxy; outcome allow or deny
 	EventConnClosed     = "conn.closed"    // with exact byte counts
 	EventRequest        = "http.request"   // one HTTP request on an inspected or plain connection
-	EventTokenMinted    = "token.minted"   //nolint:gosec // a name, not a token
-	EventTokenUsed      = "token.used"     //nolint:gosec // a name, not a token
-	EventTokenRefused   = "token.refused"  //nolint:gosec // a name, not a token
-	EventTokenRevoked   = "token.revoked"  //nolint:gosec // a name, not a token
+	EventTokenMinted    = "token.minted"   // a name, not a token
+	EventTokenUsed      = "token.used"     // a name, not a token
+	EventTokenRefused   = "token.refused"  // a name, not a token
+	EventTokenRevoked   = "token.revoked"  // a name, not a token
 	EventVaultChanged   = "vault.changed"
 	EventStopReceived   = "stop.received"
 	EventStopProgress   = "stop.progress"

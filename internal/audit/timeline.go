@@ -45,7 +45,7 @@ func readLog(log string, each func(*Record)) (unreadable int, err error) {
 	if err != nil {
 		return 0, fmt.Errorf("reading the audit log: %w", err)
 	}
-	defer f.Close() //nolint:errcheck // only read
+	defer f.Close() // only read
 	lines := bufio.NewScanner(f)
 	lines.Buffer(make([]byte, 64<<10), maxLine)
 	for lines.Scan() {

@@ -57,11 +57,11 @@ func (c *Client) Call(ctx context.Context, method, route string, in, out any) er
 	if err != nil {
 		return err
 	}
-	defer resp.Body.Close() //nolint:errcheck // read to the end below
+	defer resp.Body.Close() // read to the end below
 	if out != nil {
 		err = json.NewDecoder(resp.Body).Decode(out)
 	}
-	io.Copy(io.Discard, resp.Body) //nolint:errcheck // lets the connection be used again
+	io.Copy(io.Discard, resp.Body) // lets the connection be used again
 	if err != nil {
 		return fmt.Errorf("reading the answer of %s %s: %w", method, route, err)
 	}
@@ -74,7 +74,7 @@ func (c *Client) Each(ctx context.Context, method, route string, in any, fn func
 	if err != nil {
 		return err
 	}
-	defer resp.Body.Close() //nolint:errcheck // the stream may be cut short on purpose
+	defer resp.Body.Close() // the stream may be cut short on purpose
 	dec := json.NewDecoder(resp.Body)
 	for {
 		var line json.RawMessage
@@ -113,9 +113,9 @@ func (c *Client) send(ctx context.Context, method, route string, in any) (*http.
 		return nil, fmt.Errorf("calling %s over %s: is the daemon running? %w", route, c.path, err)
 	}
 	if resp.StatusCode >= http.StatusBadRequest {
-		defer resp.Body.Close() //nolint:errcheck // read below
+		defer resp.Body.Close() // read below
 		e := &Error{Problem: wire.Problem{Title: resp.Status, Status: resp.StatusCode}}
-		raw, _ := io.ReadAll(io.LimitReader(resp.Body, MaxBody)) //nolint:errcheck // the status alone will do
+		raw, _ := io.ReadAll(io.LimitReader(resp.Body, MaxBody)) // the status alone will do
 		var p wire.Problem
 		if json.Unmarshal(raw, &p) == nil && p.Status != 0 {
 			e.Problem = p

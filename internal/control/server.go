@@ -44,7 +44,7 @@ func PeerOf(ctx context.Context) (Peer, bool) {
 // must exist.
 func Listen(path string, gid int) (net.Listener, error) {
 	if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
-		c.Close() //nolint:errcheck // only a probe
+		c.Close() // only a probe
 		return nil, fmt.Errorf("listening on %s: another process is serving it: stop that one first", path)
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -57,8 +57,8 @@ func Listen(path string, gid int) (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listening on %s: is %s there and ours? %w", path, filepath.Dir(path), err)
 	}
-	if err := errors.Join(os.Chown(path, -1, gid), os.Chmod(path, 0o660)); err != nil { //nolint:gosec // the group is the instance's daemons
-		l.Close() //nolint:errcheck // already failing
+	if err := errors.Join(os.Chown(path, -1, gid), os.Chmod(path, 0o660)); err != nil { // the group is the instance's daemons
+		l.Close() // already failing
 		return nil, fmt.Errorf("opening %s to the instance's group: %w", path, err)
 	}
 	return l, nil
@@ -72,9 +72,10 @@ func Serve(ctx context.Context, l net.Listener, handler http.Handler, grace time
 		ReadHeaderTimeout: 5 * time.Second,
 		IdleTimeout:       time.Minute,
 		ConnContext:       withPeer,
+		ConnState:         noteState,
 	}
 	done := make(chan error, 1)
-	go func() { done <- srv.Serve(l) }()
+	go func() { done <- srv.Serve(arrivalListener{l}) }()
 	select {
 	case err := <-done:
 		return fmt.Errorf("serving %s: %w", l.Addr(), err)
@@ -89,6 +90,9 @@ func Serve(ctx context.Context, l net.Listener, handler http.Handler, grace time
 }
 
 func withPeer(ctx context.Context, c net.Conn) context.Context {
+	if ac, ok := c.(*arrivalConn); ok {
+		ctx, c = context.WithValue(ctx, arrivalKey{}, ac), ac.Conn
+	}
 	uc, ok := c.(*net.UnixConn)
 	if !ok {
 		return ctx
@@ -114,7 +118,7 @@ func Admit(h http.HandlerFunc, uids ...int) http.HandlerFunc {
 		peer, ok := PeerOf(r.Context())
 		if ok {
 			for _, uid := range uids {
-				if uint64(peer.UID) == uint64(uid) { //nolint:gosec // uids are not negative
+				if uint64(peer.UID) == uint64(uid) { // uids are not negative
 					h(w, r)
 					return
 				}
@@ -127,14 +131,14 @@ func Admit(h http.HandlerFunc, uids ...int) http.HandlerFunc {
 // Reply writes v as JSON with status 200.
 func Reply(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")
-	json.NewEncoder(w).Encode(v) //nolint:errcheck,errchkjson // the peer is gone: nothing to do
+	json.NewEncoder(w).Encode(v) // the peer is gone: nothing to do
 }
 
 // Refuse writes an RFC 9457 problem body.
 func Refuse(w http.ResponseWriter, status int, code reason.Code, detail string) {
 	w.Header().Set("Content-Type", "application/problem+json")
 	w.WriteHeader(status)
-	json.NewEncoder(w).Encode(wire.Problem{ //nolint:errcheck,errchkjson // the peer is gone: nothing to do
+	json.NewEncoder(w).Encode(wire.Problem{ // the peer is gone: nothing to do
 		Title: http.StatusText(status), Status: status, Detail: detail, Reason: code,
 	})
 }
@@ -152,7 +156,7 @@ func Read(w http.ResponseWriter, r *http.Request, v any) bool {
 		Refuse(w, http.StatusBadRequest, reason.Malformed, "reading the request: "+err.Error())
 		return false
 	}
-	io.Copy(io.Discard, r.Body) //nolint:errcheck // lets the connection be used again
+	io.Copy(io.Discard, r.Body) // lets the connection be used again
 	return true
 }
 

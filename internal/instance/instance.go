@@ -161,7 +161,7 @@ func (i Instance) VirtualNet() netip.Prefix {
 func (i Instance) KidAddrs(index int) (host, kid netip.Addr) {
 	n := index * 2
 	third := byte(i.slot<<4) + byte(n>>8)
-	return netip.AddrFrom4([4]byte{198, 19, third, byte(n)}), netip.AddrFrom4([4]byte{198, 19, third, byte(n) + 1}) //nolint:gosec // n is below 512
+	return netip.AddrFrom4([4]byte{198, 19, third, byte(n)}), netip.AddrFrom4([4]byte{198, 19, third, byte(n) + 1}) // n is below 512
 }
 
 // PracticeNet is the /28 out of 203.0.113.0/24 (RFC 5737) that this instance's practice internet uses.
@@ -172,7 +172,7 @@ func (i Instance) PracticeNet() netip.Prefix {
 // Marks.
 
 // BoxMark marks the daemons' own upstream traffic (alerts), as opposed to a session's.
-func (i Instance) BoxMark() uint32 { return markPrefix<<24 | uint32(i.slot)<<20 } //nolint:gosec // slot < 16
+func (i Instance) BoxMark() uint32 { return markPrefix<<24 | uint32(i.slot)<<20 } // slot < 16
 
 // SessionMark returns the mark of the session with sequence number seq (1 to 1<<20-1). Sequence numbers are
 // never used again while the box is up, so a mark names one session.
@@ -219,5 +219,5 @@ const kidUIDBase = 0x70000000
 
 // KidUIDRange returns the first host uid and the length of the range of the kid with the given index.
 func (i Instance) KidUIDRange(index int) (first, length uint32) {
-	return kidUIDBase + uint32(i.slot)<<24 + uint32(index)<<16, 1 << 16 //nolint:gosec // both are bounded
+	return kidUIDBase + uint32(i.slot)<<24 + uint32(index)<<16, 1 << 16 // both are bounded
 }

@@ -73,7 +73,7 @@ func Claim(name string) (Instance, error) {
 		}
 		// Written whole and then linked, so that a half-written slot can never exist.
 		tmp := filepath.Join(slotDir(), fmt.Sprintf(".new-%d", os.Getpid()))
-		if err := os.WriteFile(tmp, []byte(name+"\n"), 0o644); err != nil { //nolint:gosec // not secret
+		if err := os.WriteFile(tmp, []byte(name+"\n"), 0o644); err != nil { // not secret
 			return fmt.Errorf("claiming slot %d: %w", free, err)
 		}
 		return os.Rename(tmp, filepath.Join(slotDir(), strconv.Itoa(free)))
@@ -136,14 +136,14 @@ func slotOwners() ([Slots]string, error) {
 
 // locked runs fn while holding the machine-wide slot lock; the kernel drops the lock when the process dies.
 func locked(fn func() error) error {
-	if err := os.MkdirAll(slotDir(), 0o755); err != nil { //nolint:gosec // names are not secret
+	if err := os.MkdirAll(slotDir(), 0o755); err != nil { // names are not secret
 		return fmt.Errorf("making the slot registry: %w", err)
 	}
-	f, err := os.OpenFile(filepath.Join(slotDir(), "lock"), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o644) //nolint:gosec // empty file
+	f, err := os.OpenFile(filepath.Join(slotDir(), "lock"), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o644) // empty file
 	if err != nil {
 		return fmt.Errorf("opening the slot lock: %w", err)
 	}
-	defer f.Close() //nolint:errcheck // nothing was written
+	defer f.Close() // nothing was written
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
 		return fmt.Errorf("taking the slot lock: %w", err)
 	}

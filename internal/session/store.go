@@ -31,7 +31,7 @@ func (st Store) Put(s *Session, gid int) error {
 	if err != nil {
 		return fmt.Errorf("storing session %s: %w", s.ID, err)
 	}
-	defer os.Remove(tmp.Name()) //nolint:errcheck // gone after the rename
+	defer os.Remove(tmp.Name()) // gone after the rename
 	_, err = tmp.Write(append(raw, '\n'))
 	err = errors.Join(err, tmp.Chown(-1, gid), tmp.Chmod(0o640), tmp.Sync(), tmp.Close())
 	if err == nil {
