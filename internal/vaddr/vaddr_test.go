@@ -1,0 +1,205 @@
+package vaddr
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+)
+
+var net20 = netip.MustParsePrefix("198.18.16.0/20")
+
+func TestExact(t *testing.T) {
+	t.Parallel()
+	a, err := New(net20, []string{"b.test", "a.test", "b.test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{"a.test": "198.18.16.16", "b.test": "198.18.16.17"} {
+		got, ok := a.Addr(name)
+		if !ok || got.String() != want {
+			t.Errorf("%s is at %s, want %s", name, got, want)
+		}
+		if back, ok := a.Name(got); !ok || back != name {
+			t.Errorf("%s stands for %q", got, back)
+		}
+		if again, err := a.Assign(name); err != nil || again != got {
+			t.Errorf("assigning %s: %s, %v", name, again, err)
+		}
+	}
+	if c, err := a.Assign("c.test"); err != nil || c.String() != "198.18.16.18" {
+		t.Errorf("the first dynamic address is %s, %v", c, err)
+	}
+	if _, ok := a.Name(netip.MustParseAddr("198.18.16.19")); ok {
+		t.Error("a free address has a name")
+	}
+	if name, ok := a.Name(netip.MustParseAddr("::ffff:198.18.16.16")); !ok || name != "a.test" {
+		t.Errorf("mapped address: %q", name)
+	}
+	if _, ok := a.Name(netip.Addr{}); ok {
+		t.Error("the zero address has a name")
+	}
+}
+
+// TestDeterministic: two daemons that know the same names agree, whatever the order they got them in.
+func TestDeterministic(t *testing.T) {
+	t.Parallel()
+	rng := rand.New(rand.NewPCG(1, 1)) //nolint:gosec // a test wants the same numbers each time
+	for range 100 {
+		var names []string
+		for range rng.IntN(50) {
+			names = append(names, fmt.Sprintf("h%d.test", rng.IntN(100)))
+		}
+		a, err := New(net20, names)
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := slices.Clone(names)
+		rng.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
+		b, err := New(net20, names)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range before {
+			x, _ := a.Addr(name)
+			if y, ok := b.Addr(name); !ok || x != y || !net20.Contains(x) {
+				t.Fatalf("%s is at %s and at %s", name, x, y)
+			}
+		}
+	}
+}
+
+func TestFull(t *testing.T) {
+	t.Parallel()
+	table, err := New(netip.MustParsePrefix("198.18.0.0/27"), []string{"a.test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[netip.Addr]bool{}
+	for i := range 32 - reserved - 1 - 1 { // the reserved ones, the broadcast address, a.test
+		a, err := table.Assign(fmt.Sprintf("h%d.test", i))
+		if err != nil || seen[a] {
+			t.Fatalf("address %d: %s, %v", i, a, err)
+		}
+		seen[a] = true
+	}
+	if a, err := table.Assign("more.test"); !errors.Is(err, ErrFull) {
+		t.Fatalf("got %s, %v from a full table", a, err)
+	}
+	if seen[netip.MustParseAddr("198.18.0.31")] || seen[netip.MustParseAddr("198.18.0.15")] {
+		t.Error("a reserved address was given out")
+	}
+	if _, err := table.Assign("h0.test"); err != nil {
+		t.Errorf("a full table forgot a name: %v", err)
+	}
+}
+
+func TestRestore(t *testing.T) {
+	t.Parallel()
+	table, err := New(net20, []string{"a.test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := func(s string) netip.Addr { return netip.MustParseAddr(s) }
+	for range 2 {
+		if err := table.Restore("w.test", at("198.18.16.18")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := table.Restore("a.test", at("198.18.16.16")); err != nil {
+		t.Errorf("restoring an exact host at its own address: %v", err)
+	}
+	for what, c := range map[string]struct {
+		name string
+		addr netip.Addr
+	}{
+		"another address":  {"w.test", at("198.18.16.19")},
+		"another name":     {"x.test", at("198.18.16.18")},
+		"an exact address": {"x.test", at("198.18.16.16")},
+		"a reserved one":   {"x.test", at("198.18.16.1")},
+		"broadcast":        {"x.test", at("198.18.31.255")},
+		"outside":          {"x.test", at("198.18.32.20")},
+		"IPv6":             {"x.test", at("::ffff:198.18.16.20")},
+		"no address":       {"x.test", netip.Addr{}},
+		"no name":          {"", at("198.18.16.20")},
+	} {
+		if err := table.Restore(c.name, c.addr); err == nil {
+			t.Errorf("restored %s", what)
+		}
+	}
+	for _, want := range []string{"198.18.16.17", "198.18.16.19"} { // around the restored one
+		if a, err := table.Assign("n" + want); err != nil || a != at(want) {
+			t.Errorf("assigned %s, %v; want %s", a, err, want)
+		}
+	}
+}
+
+func TestNewRefuses(t *testing.T) {
+	t.Parallel()
+	for what, c := range map[string]struct {
+		net   netip.Prefix
+		exact []string
+	}{
+		"zero":      {},
+		"IPv6":      {net: netip.MustParsePrefix("fd00::/64")},
+		"too small": {net: netip.MustParsePrefix("198.18.0.0/28")},
+		"too many":  {net: netip.MustParsePrefix("198.18.0.0/27"), exact: slices.Collect(numbered(16))},
+		"no name":   {net: net20, exact: []string{""}},
+	} {
+		if _, err := New(c.net, c.exact); err == nil {
+			t.Errorf("%s: no error", what)
+		}
+	}
+	if _, err := New(netip.MustParsePrefix("198.18.0.0/27"), slices.Collect(numbered(15))); err != nil {
+		t.Errorf("a net that is just big enough: %v", err)
+	}
+}
+
+func numbered(n int) func(func(string) bool) {
+	return func(yield func(string) bool) {
+		for i := range n {
+			if !yield(fmt.Sprintf("h%d.test", i)) {
+				return
+			}
+		}
+	}
+}
+
+func TestConcurrent(t *testing.T) {
+	t.Parallel()
+	table, err := New(net20, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	got := make([][]netip.Addr, 8)
+	for g := range got {
+		wg.Go(func() {
+			for i := range 200 {
+				name := fmt.Sprintf("h%d.test", (i*7+g)%200)
+				a, err := table.Assign(name)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if back, ok := table.Name(a); !ok || back != name {
+					t.Errorf("%s stands for %q, want %s", a, back, name)
+				}
+				got[g] = append(got[g], a)
+			}
+		})
+	}
+	wg.Wait()
+	seen := map[netip.Addr]bool{}
+	for _, addrs := range got {
+		for _, a := range addrs {
+			seen[a] = true
+		}
+	}
+	if len(seen) != 200 {
+		t.Errorf("%d addresses for 200 names", len(seen))
+	}
+}
