@@ -1,0 +1,191 @@
+package doctor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"tagout/internal/cgroup"
+	"tagout/internal/testroot"
+)
+
+func goodBPF() []Feature {
+	return []Feature{{Name: "bpf-tcx", Option: "CONFIG_NET_XGRESS", Since: "6.6"}}
+}
+
+func run(t *testing.T, p Probes) Report {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	return p.Run(ctx)
+}
+
+// A machine on which the privileged tests run has everything that is needed.
+func TestRunOnThisMachine(t *testing.T) {
+	testroot.Require(t)
+	r := run(t, Probes{BPF: goodBPF})
+	t.Logf("\n%s", r)
+	if err := r.Refusal(); err != nil {
+		t.Error(err)
+	}
+	if !r.OK {
+		t.Error("the report is not OK")
+	}
+	l, err := cgroup.Detect()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if left, _ := filepath.Glob(l.V2("/tagout-doctor-*")); len(left) > 0 {
+		t.Errorf("left over: %v", left)
+	}
+}
+
+// E24: a kernel without one needed feature.
+func TestForcedOff(t *testing.T) {
+	testroot.Require(t)
+	tests := []struct {
+		off    string
+		needed bool
+		want   []string
+	}{
+		{"bpf-tcx", true, []string{"lacks bpf-tcx", "CONFIG_NET_XGRESS", "6.6"}},
+		{"cgroup-kill", true, []string{"lacks cgroup-kill", "CONFIG_CGROUPS", "5.14", "boot a kernel"}},
+		{"so-mark", true, []string{"lacks so-mark", "5.17"}},
+		{"iptables", true, []string{"lacks iptables", "CONFIG_NF_TABLES", "apt-get install iptables"}},
+		{"sock-destroy", false, nil},
+	}
+	for _, tt := range tests {
+		t.Run(tt.off, func(t *testing.T) {
+			r := run(t, Probes{BPF: goodBPF, Off: []string{tt.off}})
+			err := r.Refusal()
+			if (err != nil) != tt.needed || r.OK == tt.needed {
+				t.Fatalf("Refusal = %v, OK = %v, needed = %v", err, r.OK, tt.needed)
+			}
+			for _, w := range tt.want {
+				if !strings.Contains(err.Error(), w) {
+					t.Errorf("the refusal does not say %q: %v", w, err)
+				}
+			}
+		})
+	}
+}
+
+func TestMissingBPF(t *testing.T) {
+	r := Report{}
+	for _, pr := range (Probes{BPF: func() []Feature {
+		return []Feature{{Name: "bpf-ringbuf", Option: "CONFIG_BPF_SYSCALL", Since: "5.8", Err: errors.New("creating a ring buffer:\n\tinvalid argument")}}
+	}}).bpfProbes()[1:] {
+		c := pr.Check
+		_, err := pr.run(context.Background())
+		c.OK, c.Missing = err == nil, oneLine(err)
+		r.Checks = append(r.Checks, c)
+	}
+	const want = "this machine lacks bpf-ringbuf (kernel option CONFIG_BPF_SYSCALL, in Linux since 5.8): creating a ring buffer:; invalid argument: boot a kernel that has it: run `tagout doctor` for the whole list"
+	if err := r.Refusal(); err == nil || err.Error() != want {
+		t.Errorf("Refusal = %v\nwant %s", err, want)
+	}
+	if (Probes{}).bpfProbes()[1].Needed != true {
+		t.Error("a build that cannot probe for BPF must count as missing")
+	}
+}
+
+func TestString(t *testing.T) {
+	r := Report{Checks: []Check{
+		{Name: "root", OK: true, Needed: true, Found: "uid 0"},
+		{Name: "tcx", Needed: true, Missing: "no tcx", Cost: "less", Fix: "more"},
+		{Name: "clock", Missing: "no clock"},
+	}}
+	const want = "ok       root             uid 0\n" +
+		"MISSING  tcx              no tcx; costs: less; to get it: more\n" +
+		"warning  clock            no clock\n"
+	if got := r.String(); got != want {
+		t.Errorf("got\n%swant\n%s", got, want)
+	}
+	raw, err := json.Marshal(r)
+	if err != nil || !strings.Contains(string(raw), `{"name":"root","ok":true,"needed":true,"found":"uid 0"}`) {
+		t.Errorf("JSON: %s, %v", raw, err)
+	}
+}
+
+func TestParseVersion(t *testing.T) {
+	tests := map[string]version{
+		"6.18.44-fc-v669": {6, 18, 44}, "6.6": {6, 6, 0}, "1.1.5+ds1": {1, 1, 5}, "1.2.0-rc.1": {1, 2, 0}, "5.10.0-28-amd64": {5, 10, 0},
+	}
+	for in, want := range tests {
+		if got, err := parseVersion(in); err != nil || got != want {
+			t.Errorf("parseVersion(%q) = %v, %v, want %v", in, got, err, want)
+		}
+	}
+	for _, bad := range []string{"", "x", "-1.2", "99999999999999999999.1"} {
+		if v, err := parseVersion(bad); err == nil {
+			t.Errorf("parseVersion(%q) = %v, want an error", bad, v)
+		}
+	}
+}
+
+func TestRuncVersions(t *testing.T) {
+	tests := []struct {
+		out              string
+		ok2024, ok2025   bool
+		explains2024Said string
+	}{
+		{"runc version 1.1.5+ds1\ncommit: 1.1.5+ds1-1+deb12u1\nspec: 1.0.2-dev\n", true, false, "has the fix of CVE-2024-21626"},
+		{"runc version 1.1.5+ds1\ncommit: 1.1.5+ds1-1\n", false, false, "CVE-2024-21626"},
+		{"runc version 1.1.5\ncommit: v1.1.5-0-gf19387a6\n", false, false, "CVE-2024-21626"},
+		{"runc version 1.1.7-0ubuntu1~22.04.2\ncommit: 1.1.7-0ubuntu1~22.04.2\n", true, false, "has the fix"},
+		{"runc version 1.1.12\n", true, false, "1.1.12"},
+		{"runc version 1.2.7\n", true, false, ""},
+		{"runc version 1.2.8\n", true, true, ""},
+		{"runc version 1.3.2\n", true, false, ""},
+		{"runc version 1.3.3\n", true, true, ""},
+		{"runc version 1.4.0\n", true, true, ""},
+		{"runc version 2.0.0\n", true, true, ""},
+	}
+	for _, tt := range tests {
+		b, err := parseRunc(tt.out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found, err := b.judge2024()
+		if (err == nil) != tt.ok2024 {
+			t.Errorf("%q: 2024: %q, %v", tt.out, found, err)
+		}
+		if said := found + oneLineOr(err); !strings.Contains(said, tt.explains2024Said) {
+			t.Errorf("%q says %q, not %q", tt.out, said, tt.explains2024Said)
+		}
+		if found, err := b.judge2025(); (err == nil) != tt.ok2025 {
+			t.Errorf("%q: 2025: %q, %v", tt.out, found, err)
+		}
+	}
+	if _, err := parseRunc("crun version 1.8.1\n"); err == nil {
+		t.Error("an output without a version of runc was read")
+	}
+}
+
+func oneLineOr(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+func TestMountBPF(t *testing.T) {
+	testroot.Require(t)
+	dir := filepath.Join(t.TempDir(), "bpf")
+	found, err := MountBPF(dir)
+	if err != nil || !strings.HasSuffix(found, "just now") {
+		t.Fatalf("MountBPF = %q, %v", found, err)
+	}
+	t.Cleanup(func() { unmount(t, dir) })
+	if found, err = MountBPF(dir); err != nil || strings.HasSuffix(found, "just now") {
+		t.Errorf("the second MountBPF = %q, %v, want it to find the first", found, err)
+	}
+	if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o755 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+}
