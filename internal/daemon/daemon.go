@@ -1,0 +1,167 @@
+// Package daemon is what the mains of the daemons share: one flag, the instance, a JSON log, the audit log,
+// metrics, signals and the control socket. It decides nothing.
+package daemon
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+	"golang.org/x/sys/unix"
+
+	"tagout/internal/audit"
+	"tagout/internal/config"
+	"tagout/internal/control"
+	"tagout/internal/instance"
+	"tagout/internal/metrics"
+	"tagout/internal/reason"
+)
+
+// Exit codes of every daemon.
+const (
+	ExitOK      = 0
+	ExitFailure = 1
+	ExitUsage   = 2
+)
+
+// grace is how long requests under way may take to finish once the daemon was told to end.
+const grace = 2 * time.Second
+
+// Daemon is what a main's run function gets. The fields are never nil, except Box in killswitchd, which must
+// stop kids also where the configuration cannot be read.
+type Daemon struct {
+	Name    string
+	Inst    instance.Instance
+	Log     *slog.Logger
+	Audit   *audit.Logger
+	Metrics *metrics.Registry
+	Box     *config.Box
+}
+
+// Main runs a daemon and exits the process. run returns nil once ctx has ended (SIGTERM or SIGINT) and
+// everything is closed; any other return is a failure, printed as one line.
+func Main(name string, run func(ctx context.Context, d *Daemon) error) {
+	os.Exit(start(name, os.Args[1:], os.Stderr, run))
+}
+
+func start(name string, args []string, stderr io.Writer, run func(ctx context.Context, d *Daemon) error) int {
+	flags := flag.NewFlagSet(name, flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	instName := flags.String("instance", instance.DefaultName, "name of the Tagout instance")
+	if err := flags.Parse(args); err != nil || flags.NArg() > 0 {
+		if errors.Is(err, flag.ErrHelp) {
+			return ExitOK
+		}
+		if err == nil {
+			fmt.Fprintf(stderr, "%s: unexpected argument %q: see %s -help\n", name, flags.Arg(0), name)
+		}
+		return ExitUsage
+	}
+	ctx, cancel := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
+	defer cancel()
+	d, err := open(name, *instName, stderr)
+	if err == nil {
+		err = d.run(ctx, run)
+	}
+	if err != nil {
+		fmt.Fprintf(stderr, "%s: %v\n", name, err)
+		return ExitFailure
+	}
+	return ExitOK
+}
+
+// open prepares the process and everything that run gets.
+func open(name, instName string, stderr io.Writer) (*Daemon, error) {
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return nil, fmt.Errorf("setting no_new_privs: %w", err)
+	}
+	unix.Umask(0o027)
+	inst, err := instance.Open(instName)
+	if err != nil {
+		return nil, err
+	}
+	d := &Daemon{
+		Name: name, Inst: inst, Metrics: metrics.NewRegistry(instName, name),
+		Log: slog.New(slog.NewJSONHandler(stderr, nil)).With("daemon", name, "instance", instName),
+	}
+	d.Box, err = config.Load(inst.BoxConfig())
+	mustStart := name == instance.Killswitchd // it stops kids with the disk full and the configuration gone
+	if err != nil && !mustStart {
+		return nil, err
+	}
+	if mustStart {
+		if err != nil {
+			d.Log.Error("going on without the box's configuration", "error", err)
+		}
+		d.Audit = audit.OpenLate(inst.AuditFile(name), instName, name)
+		return d, nil
+	}
+	d.Audit, err = audit.Open(inst.AuditFile(name), instName, name)
+	return d, err
+}
+
+func (d *Daemon) run(ctx context.Context, run func(ctx context.Context, d *Daemon) error) error {
+	d.Audit.Log(audit.Record{Event: audit.EventDaemonStarted, Outcome: audit.OutcomeOK, Process: &audit.Process{PID: os.Getpid()}})
+	err := run(ctx, d)
+	rec := audit.Record{Event: audit.EventDaemonStopped, Outcome: audit.OutcomeOK}
+	if err != nil {
+		rec.Outcome, rec.Detail = audit.OutcomeFail, err.Error()
+	}
+	d.Audit.Log(rec)
+	return errors.Join(err, d.Audit.Close())
+}
+
+// Serve serves mux on the daemon's control socket, with /healthz (200 while healthy returns nil) and
+// /metrics added, until ctx ends. Where the box's configuration names a TCP address for the daemon's
+// metrics, they are served there as well. It tells systemd when it is ready.
+func (d *Daemon) Serve(ctx context.Context, mux *http.ServeMux, healthy func() error) error {
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		if err := healthy(); err != nil {
+			control.Refuse(w, http.StatusServiceUnavailable, reason.OK, err.Error())
+			return
+		}
+		control.Reply(w, map[string]string{"status": "ok"})
+	})
+	mux.Handle("GET /metrics", d.Metrics.Handler())
+	l, err := control.Listen(d.Inst.Socket(d.Name), d.Inst.GroupID())
+	if err != nil {
+		return err
+	}
+	stopMetrics, err := d.serveMetrics(ctx)
+	if err != nil {
+		l.Close() // already failing
+		return err
+	}
+	defer stopMetrics()
+	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil {
+		d.Log.Warn("telling systemd that we are ready", "error", err)
+	}
+	d.Log.Info("serving", "socket", l.Addr().String())
+	return control.Serve(ctx, l, mux, grace)
+}
+
+// serveMetrics serves /metrics alone on the TCP address that the configuration gives, if any.
+func (d *Daemon) serveMetrics(ctx context.Context) (stop func(), err error) {
+	if d.Box == nil || d.Box.MetricsListen[d.Name] == "" {
+		return func() {}, nil
+	}
+	addr := d.Box.MetricsListen[d.Name]
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("serving metrics on %s: change metricsListen in the box's configuration, or free the port: %w", addr, err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", d.Metrics.Handler())
+	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	go srv.Serve(l)                    // ends with Close
+	return func() { srv.Close() }, nil // nothing is written through it
+}
