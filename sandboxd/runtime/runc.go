@@ -1,0 +1,181 @@
+package runtime
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	gorunc "github.com/containerd/go-runc"
+	"golang.org/x/sys/unix"
+)
+
+// Runc drives the runc program. Safe for concurrent use; calls for one container are the caller's to order.
+type Runc struct {
+	root string
+	runc gorunc.Runc
+}
+
+// NewRunc returns a driver that keeps its state below root (inst.RuncRoot()). It makes this process the
+// reaper of the containers' processes (PR_SET_CHILD_SUBREAPER, prctl(2)): runc itself is gone long before
+// they are.
+func NewRunc(root string) (*Runc, error) {
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return nil, fmt.Errorf("becoming the reaper of the kids' processes: %w", err)
+	}
+	if err := os.MkdirAll(root, 0o700); err != nil {
+		return nil, fmt.Errorf("making runc's state directory: %w", err)
+	}
+	return &Runc{root: root, runc: gorunc.Runc{Root: root, LogFormat: gorunc.JSON}}, nil
+}
+
+// Create makes the container and its kid-init, which does not run before Start. bundle is an existing
+// directory for the runtime's own files of this container.
+func (r *Runc) Create(ctx context.Context, bundle string, s Spec) (State, error) {
+	fail := func(err error) (State, error) {
+		return State{}, fmt.Errorf("creating container %s: %w", s.ID, err)
+	}
+	if err := s.check(); err != nil {
+		return fail(err)
+	}
+	config, err := build(s)
+	if err != nil {
+		return fail(err)
+	}
+	raw, err := json.Marshal(config)
+	if err != nil {
+		return fail(err)
+	}
+	if err := os.WriteFile(filepath.Join(bundle, "config.json"), raw, 0o600); err != nil {
+		return fail(err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	pidFile, logFile := filepath.Join(bundle, "init.pid"), filepath.Join(bundle, "create.log")
+	null, err := gorunc.NewNullIO() // a pipe would be held open by kid-init
+	if err != nil {
+		return fail(err)
+	}
+	driver := r.runc
+	driver.Log = logFile
+	if err := driver.Create(ctx, s.ID, bundle, &gorunc.CreateOpts{IO: null, PidFile: pidFile}); err != nil {
+		null.Close() //nolint:errcheck // closed already unless runc could not be started
+		return fail(explain(err, logFile))
+	}
+	pid, err := readPID(pidFile)
+	if err != nil {
+		return fail(err)
+	}
+	return State{Status: StatusCreated, PID: pid}, nil
+}
+
+// Start lets kid-init run.
+func (r *Runc) Start(ctx context.Context, id string) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	if err := r.runc.Start(ctx, id); err != nil {
+		return fmt.Errorf("starting container %s: %w", id, err)
+	}
+	return nil
+}
+
+// State asks runc; ErrNotFound where it knows no such container.
+func (r *Runc) State(ctx context.Context, id string) (State, error) {
+	if !r.known(id) {
+		return State{}, fmt.Errorf("container %s: %w", id, ErrNotFound)
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	c, err := r.runc.State(ctx, id)
+	if err != nil {
+		return State{}, fmt.Errorf("asking for container %s: %w", id, err)
+	}
+	return State{Status: Status(c.Status), PID: c.Pid}, nil
+}
+
+// Kill sends a signal to kid-init. It is no stop: stopping a kid is writing cgroup.kill.
+func (r *Runc) Kill(ctx context.Context, id string, sig unix.Signal) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	if err := r.runc.Kill(ctx, id, int(sig), nil); err != nil {
+		return fmt.Errorf("signalling container %s: %w", id, err)
+	}
+	return nil
+}
+
+// Delete removes what runc keeps of the container, whatever state it is in, killing kid-init if need be.
+// A container that is not known is not an error.
+func (r *Runc) Delete(ctx context.Context, id string) error {
+	if !r.known(id) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	err := r.runc.Delete(ctx, id, &gorunc.DeleteOpts{Force: true})
+	if err != nil && r.known(id) {
+		if _, serr := os.Stat(filepath.Join(r.root, id, "state.json")); !errors.Is(serr, fs.ErrNotExist) {
+			return fmt.Errorf("deleting container %s: %w", id, err)
+		}
+		// runc was killed before it wrote its state: there is only the directory.
+		if err := os.RemoveAll(filepath.Join(r.root, id)); err != nil {
+			return fmt.Errorf("deleting container %s: %w", id, err)
+		}
+	}
+	return nil
+}
+
+// List returns the ids of the containers that runc has anything of.
+func (r *Runc) List() ([]string, error) {
+	entries, err := os.ReadDir(r.root)
+	if err != nil {
+		return nil, fmt.Errorf("listing containers: %w", err)
+	}
+	var out []string
+	for _, e := range entries {
+		if e.IsDir() {
+			out = append(out, e.Name())
+		}
+	}
+	return out, nil
+}
+
+func (r *Runc) known(id string) bool {
+	_, err := os.Stat(filepath.Join(r.root, id))
+	return err == nil
+}
+
+func readPID(file string) (int, error) {
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		return 0, fmt.Errorf("reading the pid that runc wrote: %w", err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(raw)))
+	if err != nil || pid <= 1 {
+		return 0, fmt.Errorf("runc wrote the pid %q", raw)
+	}
+	return pid, nil
+}
+
+// explain replaces go-runc's "exit status 1" with the last error of runc's log, which says why.
+func explain(err error, logFile string) error {
+	raw, rerr := os.ReadFile(logFile)
+	if rerr != nil {
+		return err
+	}
+	why := ""
+	for line := range strings.Lines(string(raw)) {
+		var entry struct{ Level, Msg string }
+		if json.Unmarshal([]byte(line), &entry) == nil && (entry.Level == "error" || entry.Level == "fatal") {
+			why = entry.Msg
+		}
+	}
+	if why == "" {
+		return err
+	}
+	return errors.New(why)
+}

@@ -1,0 +1,86 @@
+// Package runtime runs kids as OCI containers with runc. It promises what a Spec says: no capability, no new
+// privileges, a seccomp filter, a read-only root, namespaces and limits. It makes neither the network
+// namespace nor the user namespace (package network does) and knows nothing of sessions.
+package runtime
+
+import (
+	"errors"
+	"time"
+)
+
+// ErrNotFound is returned for a container that the runtime does not know.
+var ErrNotFound = errors.New("no such container")
+
+// Inside every kid.
+const (
+	KidUID  = 1000 // uid and gid of the kid's commands
+	InitUID = 900  // uid and gid of kid-init, which the kid's commands can therefore not signal or trace
+	Home    = "/workspace"
+)
+
+// Mount binds a file or directory of the host into the container.
+type Mount struct {
+	Source   string
+	Target   string // exists in the root filesystem
+	Writable bool
+	Tree     bool // with everything that is mounted below Source
+}
+
+// Limits bound one kid. Zero means: no limit of this kind.
+type Limits struct {
+	PIDs      int64
+	Memory    int64   // bytes; swap is part of it
+	CPUs      float64 // 1.5 is one and a half processors
+	OpenFiles uint64  // per process; never more than the runtime's own hard limit
+}
+
+// Spec describes a container. Nothing in it is optional unless it says so.
+type Spec struct {
+	ID       string // also the host name
+	Root     string // directory; read-only inside
+	Mounts   []Mount
+	Init     string // path of kid-init on the host
+	UserNS   string // pinned namespaces
+	NetNS    string
+	UIDFirst uint32 // what the user namespace maps, for the files that the runtime makes
+	UIDCount uint32
+	Cgroup   string // relative to the root of each hierarchy, with a leading slash
+	Limits   Limits
+	Tmp      int64 // bytes of /tmp
+
+	// Unconfined leaves the seccomp filter out. Only tests set it, to see that their checks notice.
+	Unconfined bool
+}
+
+// Process is a command to run beside kid-init.
+type Process struct {
+	Argv      []string
+	Env       []string
+	Dir       string
+	OpenFiles uint64
+}
+
+// Exit is how a process ended: Code is its exit code where Signal is 0.
+type Exit struct {
+	Code   int
+	Signal int
+}
+
+// Status of a container.
+type Status string
+
+// Statuses, as the OCI runtime specification names them.
+const (
+	StatusCreated Status = "created"
+	StatusRunning Status = "running"
+	StatusStopped Status = "stopped"
+)
+
+// State is what the runtime knows of a container.
+type State struct {
+	Status Status
+	PID    int // of kid-init, in the host's pid namespace
+}
+
+// patience bounds every call of the runtime's program: what takes longer hangs.
+const patience = 20 * time.Second
