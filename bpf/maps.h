@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * The maps, their layouts and the constants. Layouts are an interface: pinned maps outlive the programs, and Go
+ * reads them through the types that bpf2go generates. Whoever changes a struct, a key or the meaning of a field
+ * raises TAGOUT_LAYOUT: Install refuses to mix layouts.
+ */
+#ifndef TAGOUT_MAPS_H
+#define TAGOUT_MAPS_H
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_endian.h>
+
+#define TAGOUT_LAYOUT 1
+
+#ifndef AF_INET
+#define AF_INET 2
+#define AF_INET6 10
+#endif
+
+#define __inline_always static __always_inline
+
+/* Constants of the instance; the loader fills them before the programs are verified. Addresses in host order. */
+volatile const __u32 gateway;
+volatile const __u32 kid_net;
+volatile const __u32 kid_mask;
+volatile const __u32 virtual_net;
+volatile const __u32 virtual_mask;
+volatile const __u32 box_mark;     /* SO_MARK of the daemons' own traffic */
+volatile const __u32 kid_level;    /* ancestor level of a kid's own cgroup, root = 0 */
+volatile const __u32 event_budget; /* events a session may emit in each 2^30 ns */
+volatile const __u8 have_current;  /* cgroup programs may call get_current_pid_tgid, _uid_gid and _comm */
+
+enum session_state {
+	STATE_ACTIVE = 1,
+	STATE_STOPPED = 2,
+};
+
+struct session {
+	__u32 state;
+	__be32 addr;       /* the kid's own address */
+	__u64 lease_until; /* CLOCK_BOOTTIME, ns; 0 = no lease */
+};
+
+struct port_key {
+	__u32 mark;
+	__u16 port; /* host order */
+	__u8 proto;
+	__u8 pad;
+};
+
+/* Who owns a socket. pid is the thread group in the initial pid namespace. */
+struct proc {
+	__u32 pid;
+	__u32 uid;
+	char comm[16];
+	__u64 boot;
+};
+
+struct flow_key {
+	__be32 addr; /* the kid's */
+	__u16 port;  /* host order */
+	__u8 proto;
+	__u8 pad;
+};
+
+enum direction {
+	UP = 0,   /* away from the kid */
+	DOWN = 1, /* towards the kid */
+};
+
+enum point {
+	POINT_KID = 0,      /* cgroup_skb on the kids */
+	POINT_LINK = 1,     /* tcx on the kid's link */
+	POINT_UPSTREAM = 2, /* cgroup_skb on the daemons */
+	POINTS = 3,
+};
+
+struct traffic {
+	__u64 passed_packets[2]; /* by direction; a GSO packet counts once */
+	__u64 passed_bytes[2];   /* IP header included */
+	__u64 dropped_packets[2];
+	__u64 dropped_bytes[2];
+	__u64 last_pass; /* CLOCK_BOOTTIME, ns */
+};
+
+#define REASONS 32
+
+struct tally {
+	struct traffic points[POINTS];
+	__u64 denied[REASONS]; /* every refused call and every packet dropped on its way up, by reason */
+	__u64 refused;         /* connect, sendmsg and socket calls among them */
+	__u64 unsaid;          /* denials without an event: over the budget, or the ring was full */
+	__u64 window;          /* the budget's current window */
+	__u64 emitted;         /* events in it */
+};
+
+enum hook {
+	HOOK_CONNECT4 = 1,
+	HOOK_CONNECT6 = 2,
+	HOOK_SENDMSG4 = 3,
+	HOOK_SENDMSG6 = 4,
+	HOOK_SOCKET = 5,
+	HOOK_KID_EGRESS = 6,
+	HOOK_KID_INGRESS = 7,
+	HOOK_LINK_UP = 8,
+	HOOK_LINK_DOWN = 9,
+	HOOK_DAEMON_EGRESS = 10,
+	HOOK_DAEMON_INGRESS = 11,
+};
+
+struct event {
+	__u64 boot; /* CLOCK_BOOTTIME, ns */
+	__u64 cgroup_id;
+	__u32 mark;
+	__u32 pid;
+	__u32 uid;
+	__u32 ifindex;
+	__u32 src[4]; /* network order; IPv4 in the first word */
+	__u32 dst[4];
+	__u16 sport; /* host order */
+	__u16 dport;
+	__u8 hook;
+	__u8 reason;
+	__u8 family;
+	__u8 proto;
+	char comm[16];
+};
+
+struct layout_info {
+	__u32 version;
+	__u32 gateway;
+};
+
+/* bpf2go finds a type only when something in the object uses it. */
+const enum session_state *unused_state __attribute__((unused));
+const enum hook *unused_hook __attribute__((unused));
+const struct event *unused_event __attribute__((unused));
+
+#define MAP(_name, _type, _key, _value, _max)      \
+	struct {                                   \
+		__uint(type, BPF_MAP_TYPE_##_type); \
+		__uint(max_entries, _max);         \
+		__type(key, _key);                 \
+		__type(value, _value);             \
+	} _name SEC(".maps")
+
+MAP(layout, ARRAY, __u32, struct layout_info, 1);
+MAP(stop_all, ARRAY, __u32, __u32, 1);          /* anything but 0 stops the instance */
+MAP(sessions, HASH, __u32, struct session, 1024); /* by mark */
+MAP(stopped, HASH, __u32, __u64, 1024);         /* mark -> boot time of its stop. A map of its own, so that a
+                                                   late write of the session cannot undo a stop. */
+MAP(kid_cgroups, HASH, __u64, __u32, 1024);     /* cgroup id -> mark */
+MAP(kid_links, HASH, __u32, __u32, 1024);       /* host-side ifindex -> mark */
+MAP(ports, HASH, struct port_key, __u8, 16384);
+MAP(counters, HASH, __u32, struct tally, 1024); /* by mark; 0 = nobody's */
+MAP(sockets, LRU_HASH, __u64, struct proc, 65536); /* by socket cookie */
+MAP(flows, LRU_HASH, struct flow_key, struct proc, 65536);
+MAP(lost, ARRAY, __u32, __u64, 2); /* events that nobody will read: ring full, over budget */
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 20);
+} events SEC(".maps");
+
+#endif

@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Counting and telling. Counters are exact; events are the readable part and may be lost, which is counted too. */
+#ifndef TAGOUT_RECORD_H
+#define TAGOUT_RECORD_H
+
+#include "verdict.h"
+
+#define LOST_RING 0
+#define LOST_BUDGET 1
+#define NO_UID 0xffffffff
+
+__inline_always void add(__u64 *n, __u64 by)
+{
+	__sync_fetch_and_add(n, by);
+}
+
+/* counters_of returns the session's counters, or nobody's (mark 0), which Install made. */
+__inline_always struct tally *counters_of(__u32 mark)
+{
+	struct tally *c = bpf_map_lookup_elem(&counters, &mark);
+	__u32 nobody = 0;
+
+	return c ? c : bpf_map_lookup_elem(&counters, &nobody);
+}
+
+__inline_always void count_packet(struct tally *c, enum point at, enum direction dir, int passed, __u32 bytes)
+{
+	struct traffic *t;
+
+	if (!c)
+		return;
+	t = &c->points[at];
+	if (passed) {
+		add(&t->passed_packets[dir], 1);
+		add(&t->passed_bytes[dir], bytes);
+		t->last_pass = bpf_ktime_get_boot_ns();
+	} else {
+		add(&t->dropped_packets[dir], 1);
+		add(&t->dropped_bytes[dir], bytes);
+	}
+}
+
+__inline_always void lose(struct tally *c, __u32 why)
+{
+	__u64 *n = bpf_map_lookup_elem(&lost, &why);
+
+	if (n)
+		add(n, 1);
+	if (c)
+		add(&c->unsaid, 1);
+}
+
+/* within_budget keeps one noisy kid from filling the ring for all. Races between CPUs only blur the limit. */
+__inline_always int within_budget(struct tally *c, __u64 now)
+{
+	__u64 window = now >> 30;
+
+	if (!c)
+		return 1;
+	if (c->window != window) {
+		c->window = window;
+		c->emitted = 0;
+	}
+	if (c->emitted >= event_budget)
+		return 0;
+	add(&c->emitted, 1);
+	return 1;
+}
+
+/* tell counts one denial and emits its event. p may be null. */
+__inline_always void tell(struct tally *c, enum hook hook, enum tagout_reason reason, const struct who *w,
+			  const struct flow *f, const struct proc *p)
+{
+	__u64 now = bpf_ktime_get_boot_ns();
+	struct event *e;
+
+	if (c)
+		add(&c->denied[reason & (REASONS - 1)], 1);
+	if (!within_budget(c, now)) {
+		lose(c, LOST_BUDGET);
+		return;
+	}
+	e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
+	if (!e) {
+		lose(c, LOST_RING);
+		return;
+	}
+	__builtin_memset(e, 0, sizeof(*e));
+	e->boot = now;
+	e->cgroup_id = w->cgroup_id;
+	e->mark = w->mark;
+	e->ifindex = w->ifindex;
+	__builtin_memcpy(e->src, f->src, 16);
+	__builtin_memcpy(e->dst, f->dst, 16);
+	e->sport = f->sport;
+	e->dport = f->dport;
+	e->hook = hook;
+	e->reason = reason;
+	e->family = f->family;
+	e->proto = f->proto;
+	e->uid = NO_UID;
+	if (p) {
+		e->pid = p->pid;
+		e->uid = p->uid;
+		__builtin_memcpy(e->comm, p->comm, sizeof(e->comm));
+	}
+	bpf_ringbuf_submit(e, 0);
+}
+
+/* self fills in the calling process. Only for hooks that run in its context. */
+__inline_always void self(struct proc *p)
+{
+	__builtin_memset(p, 0, sizeof(*p));
+	p->uid = NO_UID;
+	p->boot = bpf_ktime_get_boot_ns();
+	if (have_current) {
+		p->pid = bpf_get_current_pid_tgid() >> 32;
+		p->uid = (__u32)bpf_get_current_uid_gid();
+		bpf_get_current_comm(p->comm, sizeof(p->comm));
+	}
+}
+
+/* note_flow writes down who opens this flow, under the source port that proxy and dnsfilter will see. */
+__inline_always void note_flow(const struct flow *f, const struct proc *p)
+{
+	struct flow_key key = { .addr = f->src[0], .port = f->sport, .proto = f->proto };
+
+	if (!p || f->family != AF_INET || (f->proto != IPPROTO_UDP && !f->opening))
+		return;
+	bpf_map_update_elem(&flows, &key, p, BPF_ANY);
+}
+
+__inline_always struct proc *flow_owner(const struct flow *f)
+{
+	struct flow_key key = { .addr = f->src[0], .port = f->sport, .proto = f->proto };
+
+	return f->family == AF_INET ? bpf_map_lookup_elem(&flows, &key) : 0;
+}
+
+#endif

@@ -1,0 +1,202 @@
+package bpf
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+// Session states. Anything else denies, as StateStopped does.
+const (
+	StateActive  = uint32(tagoutSessionStateSTATE_ACTIVE)
+	StateStopped = uint32(tagoutSessionStateSTATE_STOPPED)
+)
+
+var (
+	// ErrStopped means that the session was stopped: a stop is for good, a mark is never used again.
+	ErrStopped = errors.New("the session is stopped")
+	// ErrNoSession means that no session has this mark.
+	ErrNoSession = errors.New("no session has this mark")
+)
+
+// SessionEntry is what the programs know of a session.
+type SessionEntry struct {
+	State      uint32
+	Addr       netip.Addr    // the kid's own IPv4 address
+	LeaseUntil time.Duration // CLOCK_BOOTTIME; 0 = no lease
+}
+
+func (e SessionEntry) raw() tagoutSession {
+	return tagoutSession{State: e.State, Addr: wire(e.Addr), LeaseUntil: uint64(e.LeaseUntil)} //nolint:gosec // checked by PutSession
+}
+
+// PutSession adds or changes a session. A session that was stopped, even before it was added, stays so: making
+// it active fails with ErrStopped.
+func (m *Maps) PutSession(mark uint32, e SessionEntry) error {
+	if mark == 0 || !e.Addr.Is4() || e.LeaseUntil < 0 {
+		return fmt.Errorf("adding session %#x: mark 0, an address that is not IPv4 or a negative lease", mark)
+	}
+	if e.State != StateActive {
+		if err := m.put(tagoutMapStopped, mark, bootNow()); err != nil {
+			return err
+		}
+	}
+	var when uint64
+	stopped, err := m.get(tagoutMapStopped, mark, &when)
+	if err != nil {
+		return err
+	}
+	if stopped && e.State == StateActive {
+		return fmt.Errorf("adding session %#x: %w", mark, ErrStopped)
+	}
+	if err := m.needCounters(mark); err != nil {
+		return err
+	}
+	raw := e.raw()
+	return m.put(tagoutMapSessions, mark, &raw)
+}
+
+func (m *Maps) needCounters(mark uint32) error {
+	var c tagoutTally
+	if there, err := m.get(tagoutMapCounters, mark, &c); err != nil || there {
+		return err
+	}
+	t, err := m.table(tagoutMapCounters)
+	if err != nil {
+		return err
+	}
+	return makeCounters(t, mark)
+}
+
+// RenewLease moves the session's lease. It cannot revive a session: a deleted one fails with ErrNoSession, a
+// stopped one stays stopped.
+func (m *Maps) RenewLease(mark uint32, until time.Duration) error {
+	e, err := m.Session(mark)
+	if err != nil {
+		return err
+	}
+	e.LeaseUntil = until
+	t, err := m.table(tagoutMapSessions)
+	if err != nil {
+		return err
+	}
+	raw := e.raw()
+	if err := t.Update(mark, &raw, ebpf.UpdateExist); err != nil {
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			err = ErrNoSession
+		}
+		return fmt.Errorf("renewing the lease of session %#x: %w", mark, err)
+	}
+	return nil
+}
+
+// DeleteSession forgets the session, its stop and its counters; its mark is unknown from then on. Deleting
+// twice is not an error. Its ports are ForgetPorts' business.
+func (m *Maps) DeleteSession(mark uint32) error {
+	if err := m.remove(tagoutMapSessions, mark); err != nil {
+		return err // the stop must outlast the session
+	}
+	return errors.Join(m.remove(tagoutMapStopped, mark), m.remove(tagoutMapCounters, mark))
+}
+
+// StopSession denies the session everything from now on, established flows included, for good. It works for
+// marks that are not known yet, and succeeds when either of its two writes does.
+func (m *Maps) StopSession(mark uint32) error {
+	first := m.put(tagoutMapStopped, mark, bootNow())
+	second := m.stopEntry(mark)
+	if first != nil && second != nil {
+		return fmt.Errorf("stopping session %#x: %w", mark, errors.Join(first, second))
+	}
+	return nil
+}
+
+func (m *Maps) stopEntry(mark uint32) error {
+	e, err := m.Session(mark)
+	if err != nil {
+		return err
+	}
+	t, err := m.table(tagoutMapSessions)
+	if err != nil {
+		return err
+	}
+	e.State = StateStopped
+	raw := e.raw()
+	return t.Update(mark, &raw, ebpf.UpdateExist)
+}
+
+// StopAll sets or clears the global flag. While it is set no session of the instance passes anything.
+func (m *Maps) StopAll(on bool) error {
+	var flag uint32
+	if on {
+		flag = 1
+	}
+	return m.put(tagoutMapStopAll, uint32(0), flag)
+}
+
+// StoppedAll says whether the global flag is set.
+func (m *Maps) StoppedAll() (bool, error) {
+	var flag uint32
+	_, err := m.get(tagoutMapStopAll, uint32(0), &flag)
+	return err != nil || flag != 0, err
+}
+
+// Session returns the entry as the programs judge it, except for the global flag. It fails with ErrNoSession.
+func (m *Maps) Session(mark uint32) (SessionEntry, error) {
+	var raw tagoutSession
+	there, err := m.get(tagoutMapSessions, mark, &raw)
+	if err != nil {
+		return SessionEntry{}, err
+	}
+	if !there {
+		return SessionEntry{}, fmt.Errorf("session %#x: %w", mark, ErrNoSession)
+	}
+	var when uint64
+	stopped, err := m.get(tagoutMapStopped, mark, &when)
+	if err != nil {
+		return SessionEntry{}, err
+	}
+	e := SessionEntry{State: raw.State, Addr: addr4(raw.Addr), LeaseUntil: time.Duration(raw.LeaseUntil)} //nolint:gosec // written by PutSession
+	if stopped {
+		e.State = StateStopped
+	}
+	return e, nil
+}
+
+// Sessions returns the marks of all sessions, in no order.
+func (m *Maps) Sessions() ([]uint32, error) {
+	t, err := m.table(tagoutMapSessions)
+	if err != nil {
+		return nil, err
+	}
+	var out []uint32
+	var mark uint32
+	var raw tagoutSession
+	it := t.Iterate()
+	for it.Next(&mark, &raw) {
+		out = append(out, mark)
+	}
+	if err := it.Err(); err != nil {
+		return nil, fmt.Errorf("reading BPF map %s: %w", tagoutMapSessions, err)
+	}
+	return out, nil
+}
+
+func addr4(raw uint32) netip.Addr {
+	var b [4]byte
+	binary.NativeEndian.PutUint32(b[:], raw)
+	return netip.AddrFrom4(b)
+}
+
+// bootNow reads CLOCK_BOOTTIME, the clock of the programs.
+func bootNow() uint64 {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
+		return 1 // the value only informs; the entry is what stops
+	}
+	return uint64(ts.Nano()) //nolint:gosec // positive
+}
