@@ -1,0 +1,128 @@
+// Package tally keeps a flood of like events from filling a disk without losing count of them. Within a
+// window a group (usually a session) may write a fixed number of records; events that repeat one of them,
+// and events beyond that number, are folded into records that carry an exact Count. Whatever was added is
+// in a record after the next Flush: Count 0 stands for one event, any other number for that many.
+package tally
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"tagout/internal/audit"
+)
+
+// Window is the length of a window for callers that have no reason to choose another.
+const Window = time.Second
+
+// Recorder is where the records go. Log must not block.
+type Recorder interface{ Log(audit.Record) }
+
+// Tally folds events. Safe for concurrent use.
+type Tally struct {
+	rec   Recorder
+	lines int
+
+	mu     sync.Mutex
+	groups map[string]*group // of the current window; guarded by mu
+}
+
+// group is what one group did in the current window.
+type group struct {
+	logged int                // records written at once
+	keys   map[string]*folded // repeats of a record that was written at once
+	rest   map[string]*folded // events for which no record was left, by outcome and reason
+}
+
+type folded struct {
+	record audit.Record
+	count  uint64
+}
+
+// New returns a tally that writes at most lines records at once per group and window; at a window's end at
+// most as many again follow, and one for each outcome and reason that went beyond.
+func New(rec Recorder, lines int) *Tally {
+	return &Tally{rec: rec, lines: lines, groups: map[string]*group{}}
+}
+
+// Add counts one event. The first event of a key is recorded at once and repeats of it are counted; an empty
+// key never repeats. record is called where its result is needed and with the tally locked: it must not call
+// the tally.
+func (t *Tally) Add(groupName, key string, record func() audit.Record) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	g := t.groups[groupName]
+	if g == nil {
+		g = &group{keys: map[string]*folded{}, rest: map[string]*folded{}}
+		t.groups[groupName] = g
+	}
+	if f := g.keys[key]; key != "" && f != nil {
+		f.count++
+		return
+	}
+	r := record()
+	if g.logged < t.lines {
+		g.logged++
+		if key != "" {
+			g.keys[key] = &folded{record: r}
+		}
+		t.rec.Log(r)
+		return
+	}
+	kind := r.Event + " " + r.Outcome + " " + r.Reason.String()
+	f := g.rest[kind]
+	if f == nil {
+		f = &folded{record: beyond(r)}
+		g.rest[kind] = f
+	}
+	f.count++
+}
+
+// beyond turns the first event that went beyond a group's records into the record that sums them up.
+func beyond(r audit.Record) audit.Record {
+	example := ""
+	if r.Dst != nil {
+		example = r.Dst.Name
+		dst := *r.Dst
+		dst.Name = ""
+		r.Dst = &dst
+	}
+	r.Detail = "more of the same kind than are recorded one by one"
+	if example != "" {
+		r.Detail += ", the first of them for " + example
+	}
+	return r
+}
+
+// Flush ends the window: every count is written and forgotten.
+func (t *Tally) Flush() {
+	t.mu.Lock()
+	groups := t.groups
+	t.groups = make(map[string]*group, len(groups))
+	t.mu.Unlock()
+	for _, g := range groups {
+		for _, set := range []map[string]*folded{g.keys, g.rest} {
+			for _, f := range set {
+				if f.count > 0 {
+					f.record.Count = f.count
+					t.rec.Log(f.record)
+				}
+			}
+		}
+	}
+}
+
+// Run flushes at the end of each window until ctx ends, and then once more.
+func (t *Tally) Run(ctx context.Context, window time.Duration) {
+	tick := time.NewTicker(window)
+	defer tick.Stop()
+	defer t.Flush()
+	for {
+		select {
+		case <-tick.C:
+			t.Flush()
+		case <-ctx.Done():
+			return
+		}
+	}
+}
