@@ -1,0 +1,70 @@
+// Command credd keeps the secrets of one Tagout instance and answers for its sessions' tokens.
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tagout/internal/control"
+	"tagout/internal/credential"
+	"tagout/internal/daemon"
+	"tagout/internal/instance"
+	"tagout/internal/metrics"
+	"tagout/internal/wire"
+)
+
+func main() { daemon.Main(instance.Credd, run) }
+
+func run(ctx context.Context, d *daemon.Daemon) error {
+	if err := credential.Harden(d.Log); err != nil {
+		return err
+	}
+	bootID, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return fmt.Errorf("reading the boot id: %w", err)
+	}
+	kill := control.NewClient(d.Inst.Socket(instance.Killswitchd))
+	svc, err := credential.Open(credential.Config{
+		Dir:      d.Inst.CreddDir(),
+		BootID:   strings.TrimSpace(string(bootID)),
+		OwnsMark: func(mark uint32) bool { return d.Inst.OwnsMark(mark) && mark != d.Inst.BoxMark() },
+		Deny:     d.Box.DenySecrets,
+		Tags: func(ctx context.Context) ([]wire.Tag, error) {
+			var tags []wire.Tag
+			err := kill.Call(ctx, http.MethodGet, "/v1/tags", nil, &tags)
+			return tags, err
+		},
+		Peers: credential.Peers{
+			Root: 0, Proxy: d.Inst.UID(instance.Proxy), Killswitchd: d.Inst.UID(instance.Killswitchd), Group: d.Inst.GroupID(),
+		},
+		Audit: d.Audit, Metrics: metrics.NewCredd(d.Metrics), Log: d.Log, Boottime: boottime,
+	})
+	if err != nil {
+		return err
+	}
+	mux := http.NewServeMux()
+	svc.Routes(mux)
+	// The service ends after the socket: what a last request revoked still gets into the ledger.
+	background, stop := context.WithCancel(context.WithoutCancel(ctx))
+	var wg sync.WaitGroup
+	wg.Go(func() { svc.Run(background) })
+	err = d.Serve(ctx, mux, svc.Healthy)
+	stop()
+	wg.Wait()
+	return err
+}
+
+func boottime() time.Duration {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
+		panic("reading CLOCK_BOOTTIME: " + err.Error()) // never refused on Linux
+	}
+	return time.Duration(ts.Nano())
+}

@@ -1,0 +1,188 @@
+// Package credential is credd: the vault of secrets, the sessions' tokens and the truth about what is revoked.
+//
+// A kid holds opaque tokens. The proxy brings each one here every time it is used, with the session's mark
+// and the host and port that the request goes to, and gets the secret's value for that one request. Nothing
+// is cached anywhere, so a revocation is one write under a lock.
+//
+// What it promises:
+//   - secrets never touch a disk in clear: the vault is one age-encrypted file (vault.go);
+//   - a token resolves only with its own session's mark and only towards the hosts bound in the vault;
+//   - after a revocation is acknowledged no acceptance is delivered any more (tokens.go);
+//   - tokens live in memory only: after a restart every token is unknown, so a crash revokes everything;
+//   - until killswitchd has said once which tags hang, nothing is minted and nothing is accepted;
+//   - secrets called payment_* and those that the box's configuration denies are never minted.
+//
+// What it does not promise: Go's runtime may leave copies of a value in its heap until the memory is used
+// again. That memory is locked, is not dumped, and belongs to this process alone (harden.go).
+package credential
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"path"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"tagout/internal/audit"
+	"tagout/internal/reason"
+	"tagout/internal/tally"
+	"tagout/internal/wire"
+)
+
+// Recorder is the audit log. Log must not block.
+type Recorder interface {
+	Log(audit.Record)
+	AddSecret(value string)
+}
+
+// Metrics is what credd counts.
+type Metrics interface {
+	// Minted adds tokens that were given out.
+	Minted(tokens int)
+	// Used adds one decision about a token; reason.OK is an acceptance.
+	Used(code reason.Code)
+	// MintRefused adds one session whose tokens were refused.
+	MintRefused(code reason.Code)
+	// Revoked adds one revocation with the tokens that it forgot and the time from request to acknowledgement.
+	Revoked(tokens int, took time.Duration)
+	// Held sets how many sessions, tokens and secrets are held now.
+	Held(sessions, tokens, secrets int)
+}
+
+// Peers are the uids that the routes ask for, and the gid of the instance's group.
+type Peers struct{ Root, Proxy, Killswitchd, Group int }
+
+// Config is what a Service needs. Nothing may be nil or empty unless it says so.
+type Config struct {
+	Dir      string                                    // belongs to credd alone; must exist
+	BootID   string                                    // the kernel's, 36 characters
+	OwnsMark func(mark uint32) bool                    // whether a mark is one of this instance's
+	Deny     []string                                  // secrets never minted: names or path.Match globs; may be empty
+	Tags     func(context.Context) ([]wire.Tag, error) // asks killswitchd which tags hang
+	Peers    Peers
+	Audit    Recorder
+	Metrics  Metrics
+	Log      *slog.Logger
+	Boottime func() time.Duration // CLOCK_BOOTTIME, for expiry
+}
+
+// auditLines bounds how many uses and refusals a session writes one by one in a second; see package tally.
+const auditLines = 64
+
+// tagRetry is how often killswitchd is asked for its tags until it has answered once.
+const tagRetry = 100 * time.Millisecond
+
+// paymentPrefix begins the names of secrets that no kid can ever be granted.
+const paymentPrefix = "payment_"
+
+// Service is credd. Its methods and handlers are safe for concurrent use.
+type Service struct {
+	cfg    Config
+	deny   []string // cfg.Deny, lower case
+	vault  *vault
+	tokens *table
+	ledger *ledger
+	tally  *tally.Tally
+	ready  atomic.Bool // killswitchd has answered once
+}
+
+// Open reads (or makes) the identity, the vault and the revocation ledger in cfg.Dir. Another process that
+// uses the directory, an identity that others can read, and a vault that does not decrypt are errors.
+func Open(cfg Config) (*Service, error) {
+	s := &Service{cfg: cfg, tally: tally.New(cfg.Audit, auditLines)}
+	for _, pattern := range append([]string{paymentPrefix + "*"}, cfg.Deny...) {
+		pattern = strings.ToLower(pattern)
+		if _, err := path.Match(pattern, ""); err != nil {
+			return nil, fmt.Errorf("reading denySecrets: %q is neither a name nor a pattern: %w", pattern, err)
+		}
+		s.deny = append(s.deny, pattern)
+	}
+	var err error
+	if s.vault, err = openVault(cfg.Dir, cfg.Audit.AddSecret); err != nil {
+		return nil, err
+	}
+	var revoked revocations
+	if s.ledger, revoked, err = openLedger(cfg.Dir, cfg.BootID); err != nil {
+		return nil, err
+	}
+	s.tokens = newTable(cfg.Boottime, revoked)
+	s.reportBadLines(revoked.bad)
+	return s, nil
+}
+
+// Run waits for killswitchd's first answer, keeps the ledger and folds the records of floods, until ctx
+// ends; then it writes what is left, wipes the secrets and returns.
+func (s *Service) Run(ctx context.Context) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s.tally.Run(ctx, tally.Window)
+	}()
+	go s.awaitTags(ctx)
+	s.ledger.run(ctx, s.reportLedger)
+	<-done
+	s.vault.close()
+	s.ledger.close()
+}
+
+// Healthy says whether credd serves.
+func (s *Service) Healthy() error {
+	if !s.ready.Load() {
+		return fmt.Errorf("killswitchd has not said yet which tags hang: is it running?")
+	}
+	return s.ledger.healthy()
+}
+
+// awaitTags opens the gate as soon as killswitchd has answered once. Which tags it names does not matter
+// here: no token outlives a restart, and each mint asks again.
+func (s *Service) awaitTags(ctx context.Context) {
+	tick := time.NewTicker(tagRetry)
+	defer tick.Stop()
+	for {
+		ask, cancel := context.WithTimeout(ctx, time.Second)
+		_, err := s.cfg.Tags(ask)
+		cancel()
+		if err == nil {
+			s.ready.Store(true)
+			s.cfg.Log.Info("killswitchd has answered: serving tokens")
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// denied says whether the secret can never be minted.
+func (s *Service) denied(name string) bool {
+	for _, pattern := range s.deny {
+		if ok, err := path.Match(pattern, strings.ToLower(name)); ok || err != nil {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *Service) reportBadLines(bad []badLine) {
+	for _, b := range bad {
+		s.cfg.Log.Error("the revocation ledger has a line that a crash tore or something changed: its sessions get no token",
+			"file", s.ledger.path, "line", b.line, "marks_beginning_with", b.prefix)
+		s.cfg.Audit.Log(audit.Record{Event: audit.EventTokenRevoked, Outcome: audit.OutcomeFail, Reason: reason.Malformed,
+			Detail: fmt.Sprintf("revocation ledger line %d is torn or changed: marks beginning with %q get no token", b.line, b.prefix)})
+	}
+}
+
+func (s *Service) reportLedger(err error) {
+	s.cfg.Log.Error("the revocation ledger cannot be written: revocations hold in memory and are written again in a second", "error", err)
+	s.cfg.Audit.Log(audit.Record{Event: audit.EventTokenRevoked, Outcome: audit.OutcomeFail, Reason: reason.Internal,
+		Detail: "the revocation ledger cannot be written: " + err.Error()})
+}
+
+func (s *Service) countHeld() {
+	sessions, tokens := s.tokens.size()
+	s.cfg.Metrics.Held(sessions, tokens, s.vault.len())
+}

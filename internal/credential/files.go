@@ -1,0 +1,59 @@
+package credential
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// writeFile replaces the file at path whole or not at all, readable by its owner only, and returns when it
+// is on disk, name included.
+func writeFile(path string, data []byte) error {
+	dir := filepath.Dir(path)
+	tmp, err := os.CreateTemp(dir, ".new-*") // made with mode 0600
+	if err != nil {
+		return err
+	}
+	defer os.Remove(tmp.Name()) //nolint:errcheck // gone after the rename
+	_, err = tmp.Write(data)
+	if err = errors.Join(err, tmp.Sync(), tmp.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(tmp.Name(), path); err != nil {
+		return err
+	}
+	return syncDir(dir)
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// lockDir makes sure that one process uses dir; the kernel drops the lock when the process dies.
+func lockDir(dir string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("opening credd's directory: was `tagout setup` run? %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close() //nolint:errcheck // already failing
+		return nil, fmt.Errorf("locking %s: another credd is using it: stop that one first: %w", dir, err)
+	}
+	return f, nil
+}
+
+// removeLeftovers deletes the temporary files of a process that was killed while it wrote.
+func removeLeftovers(dir string) error {
+	old, err := filepath.Glob(filepath.Join(dir, ".new-*"))
+	for _, path := range old {
+		err = errors.Join(err, os.Remove(path))
+	}
+	return err
+}
