@@ -90,7 +90,7 @@ struct tally {
 	struct traffic points[POINTS];
 	__u64 denied[REASONS]; /* every refused call and every packet dropped on its way up, by reason */
 	__u64 refused;         /* connect, sendmsg and socket calls among them */
-	__u64 unsaid;          /* denials without an event: over the budget, or the ring was full */
+	__u64 unsaid;          /* denials without an event: over the budget, the ring was full, or housekeeping */
 	__u64 window;          /* the budget's current window */
 	__u64 emitted;         /* events in it */
 };

@@ -67,7 +67,7 @@ __inline_always int within_budget(struct tally *c, __u64 now)
 	return 1;
 }
 
-/* tell counts one denial and emits its event. p may be null. */
+/* tell counts one denial and emits its event, unless the packet is mere housekeeping. p may be null. */
 __inline_always void tell(struct tally *c, enum hook hook, enum tagout_reason reason, const struct who *w,
 			  const struct flow *f, const struct proc *p)
 {
@@ -76,6 +76,11 @@ __inline_always void tell(struct tally *c, enum hook hook, enum tagout_reason re
 
 	if (c)
 		add(&c->denied[reason & (REASONS - 1)], 1);
+	if (f->quiet) {
+		if (c)
+			add(&c->unsaid, 1);
+		return;
+	}
 	if (!within_budget(c, now)) {
 		lose(c, LOST_BUDGET);
 		return;

@@ -164,7 +164,7 @@ __inline_always int kid_packet(struct __sk_buff *skb, enum hook hook, enum direc
 	}
 	c = counters_of(w.mark);
 	count_packet(c, POINT_KID, dir, !r, skb->len);
-	if (r && dir == UP && !f.quiet)
+	if (r && dir == UP)
 		tell(c, hook, r, &w, &f, p);
 	return r ? DENY : ALLOW;
 }
@@ -226,7 +226,7 @@ __inline_always int link_packet(struct __sk_buff *skb, enum hook hook, enum dire
 	}
 	c = counters_of(w.mark);
 	count_packet(c, POINT_LINK, dir, !r, skb->len > ETH_HLEN ? skb->len - ETH_HLEN : 0);
-	if (r && dir == UP && !f.quiet)
+	if (r && dir == UP)
 		tell(c, hook, r, &w, &f, flow_owner(&f));
 	return r ? TCX_DROP : TCX_NEXT;
 }
