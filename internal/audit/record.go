@@ -28,6 +28,7 @@ const (
 	EventConnectDenied  = "connect.denied" // by a BPF program or the firewall
 	EventLookup         = "dns.lookup"     // outcome allow or deny
 	EventConnOpened     = "conn.opened"    // by the proxy; outcome allow or deny
+	EventConnProgress   = "conn.progress"  // interim byte counts of a long connection
 	EventConnClosed     = "conn.closed"    // with exact byte counts
 	EventRequest        = "http.request"   // one HTTP request on an inspected or plain connection
 	EventTokenMinted    = "token.minted"   // a name, not a token

@@ -1,0 +1,185 @@
+package proxy
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"tagout/internal/reason"
+)
+
+// Bounds of the HTTP client.
+const (
+	upstreamHandshake = 10 * time.Second
+	upstreamIdle      = 90 * time.Second
+	maxResponseHead   = 256 << 10
+)
+
+// newClient returns the HTTP client of one connection. Nothing is shared between connections: an upstream
+// socket carries one session's mark and is counted for one connection.
+func (p *Proxy) newClient(c *conn) *http.Transport {
+	return &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return c.dialFor(ctx) },
+		DialTLSContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			nc, err := c.dialFor(ctx)
+			if err != nil {
+				return nil, err
+			}
+			return c.secure(ctx, nc)
+		},
+		DisableCompression: true, MaxIdleConnsPerHost: 1, MaxIdleConns: 4, IdleConnTimeout: upstreamIdle,
+		ExpectContinueTimeout: time.Second, MaxResponseHeaderBytes: maxResponseHead,
+		TLSNextProto: map[string]func(string, *tls.Conn) http.RoundTripper{}, // HTTP/1.1 only
+	}
+}
+
+// dialFor connects to the target of the exchange that ctx belongs to.
+func (c *conn) dialFor(ctx context.Context) (*countedConn, error) {
+	x, ok := ctx.Value(exchangeKey{}).(*exchange)
+	if !ok {
+		return nil, refusal{code: reason.Internal, detail: "a connection that no request asked for"}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(c.ctx, cancel)()
+	u, err := c.dial(ctx, x.target, x.rule)
+	if err != nil {
+		return nil, err
+	}
+	return &countedConn{Conn: u.tcp, c: c, u: u}, nil
+}
+
+// secure speaks TLS to the server and makes sure that it is who it should be.
+func (c *conn) secure(ctx context.Context, nc *countedConn) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, upstreamHandshake)
+	defer cancel()
+	tc := tls.Client(nc, &tls.Config{
+		ServerName: nc.u.target.name, RootCAs: c.p.cfg.Roots, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"},
+	})
+	if err := tc.HandshakeContext(ctx); err != nil {
+		nc.Close() //nolint:errcheck // already failing
+		code := reason.UpstreamTLS
+		var ne net.Error
+		if errors.As(err, &ne) && ne.Timeout() {
+			code = reason.DialFailed
+		}
+		return nil, refusal{code, oneLine(err), nc.u.rule}
+	}
+	return tc, nil
+}
+
+// send sends a judged request upstream. A failure becomes a response too, so that the kid learns why.
+func (x *exchange) send(r *http.Request) *http.Response {
+	resp, err := x.layer.client.RoundTrip(r)
+	if err != nil {
+		why := asRefusal(err)
+		if !errors.As(err, new(refusal)) {
+			why.detail = "the upstream server did not answer: " + why.detail
+		}
+		return x.refuse(why)
+	}
+	maskHeaders(resp.Header, x.swapped)
+	if resp.StatusCode == http.StatusSwitchingProtocols {
+		if !x.head.tunnel {
+			resp.Body.Close() //nolint:errcheck // refused
+			return x.refuse(refusal{reason.AmbiguousHTTP, "the server switches protocols without being asked", x.rule})
+		}
+		return resp // goproxy relays; the sockets count
+	}
+	resp.Body = &answerBody{ReadCloser: resp.Body, x: x, mask: newMask(x.swapped)}
+	return resp
+}
+
+// answerBody counts an answer's body, masks secrets that come back in it, and notices when it ends early.
+type answerBody struct {
+	io.ReadCloser
+	x    *exchange
+	mask *mask
+}
+
+func (b *answerBody) Read(p []byte) (int, error) {
+	n, err := b.mask.read(b.ReadCloser, p)
+	b.x.down += int64(n)
+	if err != nil && !errors.Is(err, io.EOF) {
+		b.x.broken = err
+	}
+	return n, err
+}
+
+// responder passes an answer on as it comes: an answer of unknown length is flushed after every piece, so
+// that events and progress lines reach the kid at once. Bodies are never collected.
+type responder struct {
+	http.ResponseWriter
+	x        *exchange
+	stream   bool
+	hijacked bool
+}
+
+// WriteHeader implements http.ResponseWriter.
+func (w *responder) WriteHeader(status int) {
+	w.x.status = status
+	h := w.Header()
+	if w.x.head.tunnel && status != http.StatusSwitchingProtocols {
+		h.Set("Connection", "close") // what follows on the connection was never judged
+	}
+	if _, ok := h["Content-Type"]; !ok {
+		h["Content-Type"] = nil // no guessing
+	}
+	w.stream = status >= http.StatusOK && h.Get("Content-Length") == ""
+	w.ResponseWriter.WriteHeader(status)
+	if w.stream {
+		w.Flush()
+	}
+}
+
+// Write implements http.ResponseWriter.
+func (w *responder) Write(p []byte) (int, error) {
+	n, err := w.ResponseWriter.Write(p)
+	if err == nil && w.stream {
+		w.Flush()
+	}
+	return n, err
+}
+
+// Flush implements http.Flusher.
+func (w *responder) Flush() {
+	if f, ok := w.ResponseWriter.(http.Flusher); ok {
+		f.Flush()
+	}
+}
+
+var copyBufs = sync.Pool{New: func() any { return new([32 << 10]byte) }}
+
+// ReadFrom implements io.ReaderFrom, with a buffer that is used again.
+func (w *responder) ReadFrom(r io.Reader) (int64, error) {
+	buf := copyBufs.Get().(*[32 << 10]byte)
+	defer copyBufs.Put(buf)
+	return io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{r}, buf[:])
+}
+
+// Hijack implements http.Hijacker: for goproxy, after a server agreed to a WebSocket.
+func (w *responder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	nc, rw, err := w.ResponseWriter.(http.Hijacker).Hijack()
+	w.hijacked = err == nil
+	return nc, rw, err
+}
+
+// maskHeaders blanks secrets that a server sends back in header fields.
+func maskHeaders(h http.Header, secrets []secret) {
+	for _, values := range h {
+		for i := range values {
+			for _, s := range secrets {
+				if len(s.value) >= minMasked {
+					values[i] = strings.ReplaceAll(values[i], s.value, strings.Repeat("*", len(s.value)))
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,259 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"github.com/elazarl/goproxy"
+
+	"tagout/internal/audit"
+	"tagout/internal/policy"
+	"tagout/internal/reason"
+	"tagout/internal/session"
+)
+
+// Proxy is the egress proxy of one instance. Make it with New, give it sessions, then Serve.
+type Proxy struct {
+	cfg      Config
+	ctx      context.Context // ends when Serve does
+	cancel   context.CancelFunc
+	sessions *table
+	resolver *resolver
+	web      *http.Server // reads the requests of judged connections
+	feed     *feed        // hands those connections to it
+	mitm     *goproxy.ProxyHttpServer
+	running  sync.WaitGroup // connections
+}
+
+// New returns a proxy that knows no session yet and thus denies everything.
+func New(cfg Config) (*Proxy, error) {
+	if err := cfg.check(); err != nil {
+		return nil, fmt.Errorf("setting up the proxy: %w", err)
+	}
+	p := &Proxy{cfg: cfg, sessions: newTable(), resolver: &resolver{servers: cfg.Resolvers, mark: cfg.Mark}}
+	p.ctx, p.cancel = context.WithCancel(context.Background())
+	p.feed = newFeed()
+	p.mitm = p.newMITM()
+	p.web = p.newWebServer()
+	return p, nil
+}
+
+// Load takes over the sessions that are on disk. What cannot be read or does not compile stays denied and is
+// in the error, beside which the rest is in force.
+func (p *Proxy) Load(store session.Store) error {
+	all, err := store.Load()
+	errs := []error{err}
+	for _, s := range all {
+		errs = append(errs, p.Put(s))
+	}
+	return errors.Join(errs...)
+}
+
+// Put takes over a session or a newer policy of one. When it returns nil, the policy is in force and every
+// connection that it does not allow is cut. An error leaves a new session unknown and an old one without
+// rights, except for ErrStale, which changes nothing.
+func (p *Proxy) Put(s *session.Session) error {
+	if err := s.Check(); err != nil {
+		return err
+	}
+	if !p.cfg.OwnsMark(s.Mark) {
+		return fmt.Errorf("session %s: mark %#x is not one of this instance", s.ID, s.Mark)
+	}
+	e, replaced, err := p.sessions.put(s, p.cfg.Virtual)
+	for _, old := range replaced {
+		n := old.close(reason.Stopped, "another session took its place")
+		p.recordPolicy(audit.EventPolicyRemoved, old, audit.OutcomeOK, reason.Stopped, "another session took its place", n)
+	}
+	if e != nil {
+		e.judgeAgain()
+	}
+	switch {
+	case errors.Is(err, ErrStale):
+	case err != nil:
+		p.recordPolicy(audit.EventPolicyLoaded, &entry{doc: s}, audit.OutcomeFail, reason.PolicyNotLoaded, err.Error(), 0)
+	default:
+		p.recordPolicy(audit.EventPolicyLoaded, e, audit.OutcomeOK, reason.OK, "", 0)
+	}
+	return err
+}
+
+// Remove forgets the kid's session. When it returns, all its connections are cut. It returns how many there
+// were; a kid that is not known is no error.
+func (p *Proxy) Remove(kid string) int {
+	e := p.sessions.remove(kid)
+	if e == nil {
+		return 0
+	}
+	n := e.close(reason.Stopped, "the session was taken away")
+	p.recordPolicy(audit.EventPolicyRemoved, e, audit.OutcomeOK, reason.OK, "", n)
+	return n
+}
+
+// goodbye is how long connections may take to write their last record when the proxy ends.
+const goodbye = 5 * time.Second
+
+// Serve serves both listeners until ctx ends; then it closes them, cuts every connection, waits for their
+// records and returns nil. A proxy serves once.
+func (p *Proxy) Serve(ctx context.Context, explicit, transparent *net.TCPListener) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	errs := make(chan error, 3)
+	var loops sync.WaitGroup
+	loops.Go(func() { errs <- p.acceptLoop(ctx, explicit, viaExplicit); stop() })
+	loops.Go(func() { errs <- p.acceptLoop(ctx, transparent, viaTransparent); stop() })
+	loops.Go(func() { errs <- p.serveWeb(ctx); stop() })
+	loops.Go(func() { p.reap(ctx) })
+	<-ctx.Done()
+	explicit.Close()    //nolint:errcheck // ends its loop
+	transparent.Close() //nolint:errcheck // ends its loop
+	p.cancel()
+	for _, e := range p.sessions.all() {
+		e.close(reason.Stopped, "the proxy is ending")
+	}
+	p.web.Close() //nolint:errcheck // all of its connections are cut
+	loops.Wait()
+	p.waitForConns()
+	return errors.Join(<-errs, <-errs, <-errs)
+}
+
+func (p *Proxy) waitForConns() {
+	done := make(chan struct{})
+	go func() { p.running.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(goodbye):
+		p.cfg.Log.Error("ending with connections that did not end in time")
+	}
+}
+
+// handle is one connection's whole life.
+func (p *Proxy) handle(tc *net.TCPConn, via string) {
+	c := p.newConn(tc, via)
+	p.cfg.Metrics.Active(via, 1)
+	defer p.cfg.Metrics.Active(via, -1)
+	defer c.cancel()
+	defer c.survive()
+	c.sess = p.sessions.find(c.kid.Addr())
+	if c.sess == nil {
+		c.recordRefused(refusal{code: reason.UnknownSession})
+		reset(tc)
+		return
+	}
+	if code := c.sess.join(c, p.cfg.Limits.ConnsPerSession); code != reason.OK {
+		c.recordRefused(refusal{code: code})
+		reset(tc)
+		return
+	}
+	defer c.sess.leave(c)
+	defer c.end()
+	c.who() // the kernel remembers the process only for so long
+	if via == viaTransparent {
+		p.serveTransparent(c)
+	} else {
+		p.serveExplicit(c)
+	}
+}
+
+// survive keeps a bug in the handling of one connection from ending the road of every kid. The connection
+// itself is refused.
+func (c *conn) survive() {
+	bug := recover()
+	if bug == nil {
+		return
+	}
+	c.p.cfg.Log.Error("handling a connection", "panic", fmt.Sprint(bug), "conn", c.id, "stack", string(debug.Stack()))
+	c.cut(reason.Internal, "a bug in the proxy")
+	c.recordRefused(refusal{code: reason.Internal, detail: "a bug in the proxy"})
+}
+
+// end closes what is still open and writes the last record.
+func (c *conn) end() {
+	for _, tc := range c.sockets() {
+		tc.Close() //nolint:errcheck // nothing is lost
+	}
+	c.client.Close() //nolint:errcheck // nothing is lost
+	c.recordClosed()
+}
+
+// serveTransparent serves a connection that the firewall sent here.
+func (p *Proxy) serveTransparent(c *conn) {
+	t, err := p.destination(c)
+	if err != nil {
+		c.refuseInItsWords(*err, nil)
+		return
+	}
+	d := c.aim(t)
+	if d.Verdict != policy.Allow {
+		c.refuseInItsWords(refuseBy(d), nil)
+		return
+	}
+	p.speak(c, t, d.Rule, nil)
+}
+
+// speak goes on in the protocol that the rule names. seen is what the client has sent already.
+func (p *Proxy) speak(c *conn, t target, rule *policy.Rule, seen []byte) {
+	switch rule.Protocol {
+	case policy.TCP:
+		p.tunnel(c, t, rule, seen)
+	case policy.TLS:
+		c.established()
+		p.serveTLS(c, t, rule, seen)
+	case policy.HTTP:
+		c.established()
+		c.recordOpened("")
+		p.serveRequests(c, &layer{scheme: "http", fixed: t}, c.client, seen)
+		c.hangUp()
+	default:
+		c.refuseInItsWords(refusal{reason.Internal, "unknown protocol " + string(rule.Protocol), rule}, seen)
+	}
+}
+
+// established answers a CONNECT, where there is one to answer.
+func (c *conn) established() {
+	if !c.pending {
+		return
+	}
+	c.pending = false
+	c.client.Write([]byte("HTTP/1.1 200 Connection established\r\n\r\n")) //nolint:errcheck // the client is gone: the next read says so
+}
+
+// tunnel relays a connection as it is. first is sent before the client's next bytes.
+func (p *Proxy) tunnel(c *conn, t target, rule *policy.Rule, first []byte) {
+	u, err := c.dial(c.ctx, t, rule)
+	if err != nil {
+		c.refuseInItsWords(asRefusal(err), first)
+		return
+	}
+	c.established()
+	c.recordOpened("")
+	c.mu.Lock()
+	c.tunnel = u.tcp
+	c.mu.Unlock()
+	if len(first) > 0 {
+		n, err := u.tcp.Write(first)
+		c.count(int64(n), 0)
+		if err != nil {
+			c.say(oneLine(err))
+			reset(c.client)
+			return
+		}
+	}
+	if err := relay(c.client, u.tcp, c.count); err != nil {
+		c.say("broken off: " + oneLine(err))
+	}
+}
+
+// asRefusal finds the refusal in an error chain; an error without one is a failure to reach the server.
+func asRefusal(err error) refusal {
+	var x refusal
+	if errors.As(err, &x) {
+		return x
+	}
+	return refusal{code: reason.DialFailed, detail: oneLine(err)}
+}

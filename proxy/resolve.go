@@ -1,0 +1,212 @@
+package proxy
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"syscall"
+	"time"
+
+	"golang.org/x/net/dns/dnsmessage"
+)
+
+// Bounds of the DNS client.
+const (
+	dnsTry       = 1500 * time.Millisecond // for one resolver, one time
+	dnsRounds    = 2                       // how often the list of resolvers is gone through
+	maxAddresses = 16                      // of one answer
+	maxDNSAnswer = 4096
+)
+
+// errNoSuchName is a resolver's definite no.
+var errNoSuchName = errors.New("no such name, or it has no IPv4 address")
+
+// resolver asks the box's resolvers for A records, over sockets that carry the session's mark, so that the
+// kernel drops the queries of a stopped session too. It reads no file of the host (/etc/hosts, resolv.conf)
+// and keeps no cache: every connection gets what the servers say now.
+type resolver struct {
+	servers []netip.AddrPort
+	mark    func(fd uintptr, mark uint32) error
+}
+
+// lookup returns the addresses of name, a canonical name, in the order of the answer.
+func (r *resolver) lookup(ctx context.Context, mark uint32, name string) ([]netip.Addr, error) {
+	if len(r.servers) == 0 {
+		return nil, errors.New("the box's configuration names no resolvers")
+	}
+	fqdn, err := dnsmessage.NewName(name + ".")
+	if err != nil {
+		return nil, fmt.Errorf("asking for %s: %w", name, err)
+	}
+	var errs []error
+	for range dnsRounds {
+		for _, server := range r.servers {
+			addrs, err := r.ask(ctx, mark, server, fqdn)
+			if err == nil || errors.Is(err, errNoSuchName) {
+				return addrs, err
+			}
+			errs = append(errs, err)
+			if ctx.Err() != nil {
+				return nil, errors.Join(errs...)
+			}
+		}
+	}
+	return nil, errors.Join(errs...)
+}
+
+// ask asks one server, over UDP and, where the answer was cut, over TCP (RFC 1035, 4.2; RFC 7766).
+func (r *resolver) ask(ctx context.Context, mark uint32, server netip.AddrPort, name dnsmessage.Name) ([]netip.Addr, error) {
+	ctx, cancel := context.WithTimeout(ctx, dnsTry)
+	defer cancel()
+	query, id, err := newQuery(name)
+	if err != nil {
+		return nil, err
+	}
+	addrs, cut, err := r.exchange(ctx, mark, "udp4", server, query, id, name)
+	if err == nil && cut {
+		addrs, _, err = r.exchange(ctx, mark, "tcp4", server, query, id, name)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("asking %s: %w", server, err)
+	}
+	return addrs, nil
+}
+
+func newQuery(name dnsmessage.Name) (query []byte, id uint16, err error) {
+	var random [2]byte
+	rand.Read(random[:]) //nolint:errcheck // never fails
+	id = binary.BigEndian.Uint16(random[:])
+	b := dnsmessage.NewBuilder(nil, dnsmessage.Header{ID: id, RecursionDesired: true})
+	err = errors.Join(
+		b.StartQuestions(),
+		b.Question(dnsmessage.Question{Name: name, Type: dnsmessage.TypeA, Class: dnsmessage.ClassINET}),
+		b.StartAdditionals(),
+		b.OPTResource(edns0(), dnsmessage.OPTResource{}),
+	)
+	if err != nil {
+		return nil, 0, fmt.Errorf("writing a query: %w", err)
+	}
+	query, err = b.Finish()
+	return query, id, err
+}
+
+// edns0 announces how much fits into one UDP answer (RFC 6891).
+func edns0() dnsmessage.ResourceHeader {
+	var h dnsmessage.ResourceHeader
+	h.SetEDNS0(1232, dnsmessage.RCodeSuccess, false) //nolint:errcheck // the values are constants
+	return h
+}
+
+func (r *resolver) exchange(ctx context.Context, mark uint32, network string, server netip.AddrPort, query []byte, id uint16, name dnsmessage.Name) (addrs []netip.Addr, cut bool, err error) {
+	d := net.Dialer{Control: markControl(r.mark, mark)}
+	conn, err := d.DialContext(ctx, network, server.String())
+	if err != nil {
+		return nil, false, err
+	}
+	defer conn.Close()                                                           //nolint:errcheck // nothing is lost
+	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) }) //nolint:errcheck // closed
+	defer stop()
+	stream := network == "tcp4"
+	if stream {
+		query = append(binary.BigEndian.AppendUint16(nil, uint16(len(query))), query...) //nolint:gosec // some 300 bytes
+	}
+	if _, err := conn.Write(query); err != nil {
+		return nil, false, err
+	}
+	buf := make([]byte, maxDNSAnswer)
+	for {
+		n, err := readAnswer(conn, stream, buf)
+		if err != nil {
+			return nil, false, err
+		}
+		addrs, cut, matches, err := parseAnswer(buf[:n], id, name)
+		if matches || stream {
+			return addrs, cut, err
+		}
+		// Somebody else's datagram: go on waiting for ours.
+	}
+}
+
+func readAnswer(conn net.Conn, stream bool, buf []byte) (int, error) {
+	if !stream {
+		return conn.Read(buf)
+	}
+	var length [2]byte
+	if _, err := io.ReadFull(conn, length[:]); err != nil {
+		return 0, err
+	}
+	n := int(binary.BigEndian.Uint16(length[:]))
+	if n > len(buf) {
+		return 0, fmt.Errorf("an answer of %d bytes", n)
+	}
+	return io.ReadFull(conn, buf[:n])
+}
+
+// parseAnswer reads an answer. matches is false where it does not answer our question; the rest then means
+// nothing.
+func parseAnswer(msg []byte, id uint16, name dnsmessage.Name) (addrs []netip.Addr, cut, matches bool, err error) {
+	var p dnsmessage.Parser
+	h, err := p.Start(msg)
+	if err != nil || h.ID != id || !h.Response {
+		return nil, false, false, err
+	}
+	qs, err := p.AllQuestions()
+	if err != nil || len(qs) != 1 || qs[0].Type != dnsmessage.TypeA || lowerASCII(qs[0].Name.String()) != name.String() {
+		return nil, false, false, errors.New("an answer to another question")
+	}
+	switch {
+	case h.RCode == dnsmessage.RCodeNameError:
+		return nil, false, true, errNoSuchName
+	case h.RCode != dnsmessage.RCodeSuccess:
+		return nil, false, true, fmt.Errorf("answered %v", h.RCode)
+	case h.Truncated:
+		return nil, true, true, nil
+	}
+	addrs, err = answerAddrs(&p, name.String())
+	return addrs, false, true, err
+}
+
+// answerAddrs follows the chain of CNAMEs from name and returns the addresses at its end.
+func answerAddrs(p *dnsmessage.Parser, name string) ([]netip.Addr, error) {
+	answers, err := p.AllAnswers()
+	if err != nil {
+		return nil, fmt.Errorf("reading the answer: %w", err)
+	}
+	alias := map[string]string{}
+	at := map[string][]netip.Addr{}
+	for _, rr := range answers {
+		owner := lowerASCII(rr.Header.Name.String())
+		switch body := rr.Body.(type) {
+		case *dnsmessage.CNAMEResource:
+			alias[owner] = lowerASCII(body.CNAME.String())
+		case *dnsmessage.AResource:
+			at[owner] = append(at[owner], netip.AddrFrom4(body.A))
+		}
+	}
+	for range len(alias) {
+		next, ok := alias[name]
+		if !ok {
+			break
+		}
+		name = next
+	}
+	addrs := at[name]
+	if len(addrs) == 0 {
+		return nil, errNoSuchName
+	}
+	return addrs[:min(len(addrs), maxAddresses)], nil
+}
+
+// markControl marks a socket before it sends anything (net.Dialer.Control).
+func markControl(set func(fd uintptr, mark uint32) error, mark uint32) func(string, string, syscall.RawConn) error {
+	return func(_, _ string, rc syscall.RawConn) error {
+		var markErr error
+		err := rc.Control(func(fd uintptr) { markErr = set(fd, mark) })
+		return errors.Join(err, markErr)
+	}
+}

@@ -1,0 +1,117 @@
+package proxy
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"time"
+
+	"tagout/internal/policy"
+	"tagout/internal/reason"
+)
+
+// serveTLS reads the ClientHello, holds it against the name, and relays or inspects.
+func (p *Proxy) serveTLS(c *conn, t target, rule *policy.Rule, seen []byte) {
+	h, raw, err := c.readHello(seen)
+	if err == nil {
+		if code, detail := h.judge(t.name); code != reason.OK {
+			err = &helloError{code, detail}
+		}
+	}
+	if err != nil {
+		x := helloRefusal(err, rule)
+		if len(raw) == 0 { // nothing was said: there is nothing to answer
+			c.recordRefused(x)
+			reset(c.client)
+			return
+		}
+		c.refuseInItsWords(x, raw)
+		return
+	}
+	if rule.Inspect {
+		p.inspect(c, t, raw)
+		return
+	}
+	p.tunnel(c, t, rule, raw)
+}
+
+// readHello reads the client's whole ClientHello; raw is everything that was read. The error is a
+// *helloError or what the socket says.
+func (c *conn) readHello(seen []byte) (h *hello, raw []byte, err error) {
+	c.client.SetReadDeadline(time.Now().Add(c.p.cfg.Limits.Hello)) //nolint:errcheck // closed: the read says so
+	defer c.client.SetReadDeadline(time.Time{})                    //nolint:errcheck // closed: whoever is next finds out
+	var a helloAssembler
+	buf := make([]byte, 4<<10)
+	for next := seen; ; {
+		done, err := a.feed(next)
+		if err != nil {
+			return nil, a.raw, err
+		}
+		if done {
+			h, err := parseHello(a.msg)
+			return h, a.raw, err
+		}
+		n, err := c.client.Read(buf)
+		if n == 0 && err != nil {
+			return nil, a.raw, err
+		}
+		next = buf[:n]
+	}
+}
+
+func helloRefusal(err error, rule *policy.Rule) refusal {
+	var he *helloError
+	switch {
+	case errors.As(err, &he):
+		return refusal{he.code, he.detail, rule}
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return refusal{reason.Idle, "no whole ClientHello came in time", rule}
+	case errors.Is(err, io.EOF):
+		return refusal{reason.NotTLS, "closed before a whole ClientHello", rule}
+	}
+	return refusal{reason.NotTLS, "broken off before a whole ClientHello: " + oneLine(err), rule}
+}
+
+// inspect ends the client's TLS here, with a certificate for the name, and judges every request inside.
+func (p *Proxy) inspect(c *conn, t target, raw []byte) {
+	leaf, err := p.cfg.CA.leaf(t.name)
+	if err != nil {
+		c.refuseInItsWords(refusal{code: reason.Internal, detail: oneLine(err)}, raw)
+		return
+	}
+	c.recordOpened("inspected")
+	tc := tls.Server(&replayConn{Conn: c.client, first: raw}, &tls.Config{
+		Certificates: []tls.Certificate{*leaf}, MinVersion: tls.VersionTLS12,
+		NextProtos: []string{"http/1.1"}, SessionTicketsDisabled: true,
+	})
+	ctx, cancel := context.WithTimeout(c.ctx, p.cfg.Limits.Hello)
+	err = tc.HandshakeContext(ctx)
+	cancel()
+	if err != nil {
+		c.say("the client did not finish the handshake: does it trust the instance's CA, and speak http/1.1? " + oneLine(err))
+		c.hangUp()
+		return
+	}
+	p.serveRequests(c, &layer{scheme: "https", fixed: t}, tc, nil)
+	tc.SetWriteDeadline(time.Now().Add(sniffTime)) //nolint:errcheck // closed: nothing to say goodbye to
+	tc.CloseWrite()                                //nolint:errcheck // the client is gone
+	c.hangUp()
+}
+
+// replayConn gives back what was read too early.
+type replayConn struct {
+	net.Conn
+	first []byte
+}
+
+func (r *replayConn) Read(p []byte) (int, error) {
+	if len(r.first) > 0 {
+		n := copy(p, r.first)
+		r.first = r.first[n:]
+		return n, nil
+	}
+	return r.Conn.Read(p)
+}

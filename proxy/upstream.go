@@ -1,0 +1,126 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"time"
+
+	"tagout/internal/policy"
+	"tagout/internal/reason"
+)
+
+// minDialTry is what every address gets at least before the next one is tried.
+const minDialTry = time.Second
+
+// dial resolves the target's name and connects to the first of its addresses that the policy allows and that
+// answers. The error is a refusal.
+func (c *conn) dial(ctx context.Context, t target, rule *policy.Rule) (*upstream, error) {
+	start := time.Now()
+	addrs, err := c.resolve(ctx, t, rule)
+	if err != nil {
+		return nil, err
+	}
+	u, err := c.connect(ctx, t, rule, addrs)
+	c.p.cfg.Metrics.Dialed(time.Since(start), err == nil)
+	return u, err
+}
+
+// resolve returns the addresses of the name that the policy allows. Forbidden ones are left out; only
+// forbidden ones are a refusal (invariant 2).
+func (c *conn) resolve(ctx context.Context, t target, rule *policy.Rule) ([]netip.Addr, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.p.cfg.Limits.Resolve)
+	defer cancel()
+	all, err := c.p.resolver.lookup(ctx, c.sess.doc.Mark, t.name)
+	if err != nil {
+		return nil, refusal{reason.ResolveFailed, err.Error(), rule}
+	}
+	r := c.sess.current()
+	if r == nil {
+		return nil, refusal{reason.PolicyNotLoaded, "", rule}
+	}
+	var good []netip.Addr
+	var first policy.Decision
+	var bad []string
+	for _, a := range all {
+		d := r.policy.Upstream(rule, a, t.port)
+		if d.Verdict == policy.Allow {
+			good = append(good, a)
+			continue
+		}
+		if len(bad) == 0 {
+			first = d
+		}
+		bad = append(bad, a.String())
+	}
+	if len(good) == 0 {
+		return nil, refusal{first.Reason, fmt.Sprintf("%s resolves to %s: %s", t.name, strings.Join(bad, ", "), first.Detail), rule}
+	}
+	if len(bad) > 0 {
+		c.say("left out of the answer for " + t.name + ": " + strings.Join(bad, ", "))
+	}
+	return good, nil
+}
+
+// connect tries one address after the other; a dead one costs its share of the time and no more.
+func (c *conn) connect(ctx context.Context, t target, rule *policy.Rule, addrs []netip.Addr) (*upstream, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.p.cfg.Limits.Connect)
+	defer cancel()
+	deadline, _ := ctx.Deadline()
+	d := net.Dialer{Control: markControl(c.p.cfg.Mark, c.sess.doc.Mark)}
+	d.SetMultipathTCP(false)
+	var errs []error
+	for i, a := range addrs {
+		share := max(time.Until(deadline)/time.Duration(len(addrs)-i), minDialTry)
+		try, done := context.WithTimeout(ctx, share)
+		nc, err := d.DialContext(try, "tcp4", netip.AddrPortFrom(a, t.port).String())
+		done()
+		if err == nil {
+			u := &upstream{tcp: nc.(*net.TCPConn), target: t, rule: rule, addr: a}
+			if err := c.attach(u); err != nil {
+				return nil, refusal{reason.Stopped, err.Error(), rule}
+			}
+			return u, nil
+		}
+		errs = append(errs, err)
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return nil, refusal{reason.DialFailed, oneLine(errors.Join(errs...)), rule}
+}
+
+func oneLine(err error) string {
+	if err == nil {
+		return ""
+	}
+	return strings.ReplaceAll(err.Error(), "\n", "; ")
+}
+
+// countedConn is an upstream socket for the HTTP client. It offers no more than net.Conn on purpose: every
+// byte goes through Read and Write and is counted.
+type countedConn struct {
+	net.Conn
+	c *conn
+	u *upstream
+}
+
+func (k *countedConn) Read(p []byte) (int, error) {
+	n, err := k.Conn.Read(p)
+	k.c.count(0, int64(n))
+	return n, err
+}
+
+func (k *countedConn) Write(p []byte) (int, error) {
+	n, err := k.Conn.Write(p)
+	k.c.count(int64(n), 0)
+	return n, err
+}
+
+func (k *countedConn) Close() error {
+	k.c.detach(k.u)
+	return k.Conn.Close()
+}
