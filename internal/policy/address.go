@@ -2,10 +2,10 @@ package policy
 
 import "net/netip"
 
-// metadata lists the addresses at which clouds hand out credentials and settings. Nothing grants them. The
+// metadataList holds the addresses at which clouds hand out credentials and settings. Nothing grants them. The
 // link-local ones would be refused anyway; they are listed so that a record says what was tried.
-var metadata = func() map[netip.Addr]bool {
-	set := map[netip.Addr]bool{}
+var metadataList = func() []netip.Addr {
+	var list []netip.Addr
 	for _, s := range []string{
 		"169.254.169.254",    // AWS, Azure, Google, OpenStack, Oracle, DigitalOcean, IBM, Hetzner …
 		"169.254.169.253",    // AWS resolver
@@ -26,7 +26,15 @@ var metadata = func() map[netip.Addr]bool {
 		"fd00:c1::a9fe:a9fe", // Oracle
 		"fe80::a9fe:a9fe",    // OpenStack
 	} {
-		set[netip.MustParseAddr(s)] = true
+		list = append(list, netip.MustParseAddr(s))
+	}
+	return list
+}()
+
+var metadata = func() map[netip.Addr]bool {
+	set := map[netip.Addr]bool{}
+	for _, a := range metadataList {
+		set[a] = true
 	}
 	return set
 }()
@@ -162,7 +170,7 @@ func CheckGrant(prefix netip.Prefix) error {
 	case prefix != prefix.Masked():
 		return grantError("it has bits behind its length; the range is " + prefix.Masked().String())
 	}
-	for a := range metadata {
+	for _, a := range metadataList {
 		if prefix.Contains(a) {
 			return grantError("it contains " + a.String() + ", a metadata address, which can never be granted")
 		}
@@ -176,8 +184,11 @@ func CheckGrant(prefix netip.Prefix) error {
 			return nil
 		}
 	}
-	return grantError("it is not a private range, so there is nothing to grant")
+	return ErrNotPrivate
 }
+
+// ErrNotPrivate is CheckGrant's answer to a range that is refused for no other reason than that it is public.
+const ErrNotPrivate = grantError("it is not a private range, so there is nothing to grant")
 
 type grantError string
 

@@ -1,0 +1,384 @@
+package card
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"tagout/internal/policy"
+	"tagout/internal/session"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+// minimal has everything that is required and nothing else.
+const minimal = `apiVersion: tagout/v1
+kind: Card
+name: small
+task: Do nothing.
+image: host
+stop: {authority: "Ada Operator", maxTime: 10s}
+`
+
+func TestMinimal(t *testing.T) {
+	t.Parallel()
+	c, err := Parse("small.yaml", []byte(minimal))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &Card{
+		Name: "small", Task: "Do nothing.", Image: "host", Env: map[string]string{},
+		Filesystem: Filesystem{Workspace: 64 << 20, Tmp: 16 << 20},
+		Limits:     Limits{PIDs: 128, Memory: 256 << 20, CPUs: 1, OpenFiles: 1024},
+		Stop:       session.Stop{Authority: "Ada Operator", MaxTime: 10 * time.Second},
+		Hash:       c.Hash,
+	}
+	if !reflect.DeepEqual(c, want) {
+		t.Errorf("got  %+v\nwant %+v", c, want)
+	}
+	if len(c.Hash) != 64 {
+		t.Errorf("hash %q", c.Hash)
+	}
+	p, err := policy.Compile(c.Egress)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, d := p.Lookup("api.vendor.test"); d.Verdict != policy.Deny {
+		t.Error("a card without egress allows something (invariant 1)")
+	}
+}
+
+func TestExamples(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob("../../deploy/cards/*.yaml")
+	if err != nil || len(files) < 2 {
+		t.Fatalf("cards %v, %v", files, err)
+	}
+	for _, file := range files {
+		c := readCard(t, file)
+		if want := strings.TrimSuffix(filepath.Base(file), ".yaml"); c.Name != want {
+			t.Errorf("%s: the card is called %s", file, c.Name)
+		}
+	}
+}
+
+func TestPractice(t *testing.T) {
+	t.Parallel()
+	c := readCard(t, "../../deploy/cards/practice.yaml")
+	p, err := policy.Compile(c.Egress)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := p.Connect("api.vendor.test", 443)
+	if d.Verdict != policy.Allow || !d.Rule.Inspect || d.Rule.Credential != "vendor_api" || d.Rule.Line == 0 {
+		t.Errorf("api.vendor.test:443: %+v", d)
+	}
+	if d := p.Connect("files.vendor.test", 80); d.Verdict != policy.Allow || d.Rule.Protocol != policy.HTTP {
+		t.Errorf("files.vendor.test:80: %+v", d)
+	}
+	if want := []session.Secret{{Name: "vendor_api", Env: "VENDOR_API_KEY"}}; !reflect.DeepEqual(c.Identity.Scope, want) {
+		t.Errorf("scope %v", c.Identity.Scope)
+	}
+	if in := c.Filesystem.Inputs; len(in) != 2 || in[0] != (Input{"escape.sh", "/workspace/escape.sh", 0o755}) {
+		t.Errorf("inputs %v", in)
+	}
+	if c.Limits != (Limits{128, 256 << 20, 1, 1024}) || c.Env["LANG"] != "C.UTF-8" {
+		t.Errorf("limits %v, env %v", c.Limits, c.Env)
+	}
+}
+
+func readCard(t *testing.T, file string) *Card {
+	t.Helper()
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := Parse(file, data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// TestManyProblems: one card with everything wrong, all of it reported at once (E20 among it).
+func TestManyProblems(t *testing.T) {
+	t.Parallel()
+	data, err := os.ReadFile("testdata/many.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := Parse("many.yaml", data)
+	var problems Errors
+	if c != nil || !errors.As(err, &problems) {
+		t.Fatalf("got %v, %v", c, err)
+	}
+	got := []byte(problems.Error() + "\n")
+	if *update {
+		if err := os.WriteFile("testdata/many.golden", got, 0o644); err != nil { //nolint:gosec // a golden file
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile("testdata/many.golden")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, want) {
+		t.Errorf("run the test with -update and read the difference; got\n%s", got)
+	}
+	lines := strings.Count(string(data), "\n")
+	for _, p := range problems {
+		if p.Line < 1 || p.Line > lines || p.Col < 1 || p.What == "" || p.Fix == "" {
+			t.Errorf("incomplete problem %+v", p)
+		}
+	}
+	if strings.Contains(string(got), "0123456789abcdefghij") {
+		t.Error("a message quotes a secret (invariant 3)")
+	}
+}
+
+// variant is minimal with lines added or replaced.
+func variant(extra string) string {
+	key, _, _ := strings.Cut(extra, ":")
+	var kept []string
+	for line := range strings.Lines(minimal) {
+		if !strings.HasPrefix(line, key+":") {
+			kept = append(kept, line)
+		}
+	}
+	return strings.Join(kept, "") + extra + "\n"
+}
+
+func allowing(rule string) string { return variant("egress: {allow: [" + rule + "]}") }
+
+// cases are cards with one thing each that is right or wrong. They are judged by Parse and by the published
+// schema: inSchema says that the schema can express the problem.
+var cases = []struct {
+	name, card string
+	want       string // part of the only problem; "" where the card is right
+	inSchema   bool
+}{
+	{"E20 link-local range", allowing(`{host: 169.254.0.0/16, ports: [443], protocol: tls}`), "can never be allowed", true},
+	{"E20 metadata address", allowing(`{host: 169.254.169.254, ports: [80], protocol: http}`), "can never be allowed", false},
+	{"private address", allowing(`{host: 10.0.0.5, ports: [80], protocol: http}`), "under its `addresses`", false},
+	{"public address", allowing(`{host: 203.0.113.7, ports: [80], protocol: http}`), "write the host's name", false},
+	{"E20 star", allowing(`{host: "*", ports: [443], protocol: tls}`), "every host", true},
+	{"E20 *.com", allowing(`{host: "*.com", ports: [443], protocol: tls}`), "everybody's names under com", false},
+	{"*.co.uk", allowing(`{host: "*.co.uk", ports: [443], protocol: tls}`), "everybody's names under co.uk", false},
+	{"*.github.io", allowing(`{host: "*.github.io", ports: [443], protocol: tls}`), "everybody's names", false},
+	{"*.test", allowing(`{host: "*.test", ports: [443], protocol: tls}`), "everybody's names under test", false},
+	{"wildcard", allowing(`{host: "*.vendor.test", ports: [443], protocol: tls}`), "", false},
+	{"star inside", allowing(`{host: "a.*.vendor.test", ports: [443], protocol: tls}`), "a star may only", false},
+	{"single label", allowing(`{host: kubernetes, ports: [443], protocol: tls}`), "", false},
+	{"U-label", allowing(`{host: bücher.test, ports: [443], protocol: tls}`), "", false},
+	{"E20 port 0", allowing(`{host: a.test, ports: [0], protocol: tls}`), "0 is not a port", true},
+	{"E20 port 70000", allowing(`{host: a.test, ports: [70000], protocol: tls}`), "70000 is not a port", true},
+	{"huge port", allowing(`{host: a.test, ports: [99999999999999999999], protocol: tls}`), "ports", true},
+	{"hex port", allowing(`{host: a.test, ports: [0x1bb], protocol: tls}`), "plain decimal", false},
+	{"port twice", allowing(`{host: a.test, ports: [443, 443], protocol: tls}`), "in this list already", true},
+	{"no ports", allowing(`{host: a.test, protocol: tls}`), "ports is missing", true},
+	{"empty ports", allowing(`{host: a.test, ports: [], protocol: tls}`), "empty", true},
+	{"DNS port", allowing(`{host: a.test, ports: [53], protocol: tcp}`), "name servers", false},
+	{"E20 empty host", allowing(`{host: "", ports: [443], protocol: tls}`), "host is empty", true},
+	{"blank host", allowing(`{host: " ", ports: [443], protocol: tls}`), "host is empty", true},
+	{"URL", allowing(`{host: "https://a.test/", ports: [443], protocol: tls}`), "without scheme", true},
+	{"NUL", allowing(`{host: "evil\0.a.test", ports: [443], protocol: tls}`), "control byte", true},
+	{"metadata name", allowing(`{host: metadata.google.internal, ports: [80], protocol: http}`), "never be allowed", false},
+	{"E20 duplicate rule", allowing(`{host: a.test, ports: [443], protocol: tls}, {host: A.test., ports: [80, 443], protocol: tls}`), "has a rule already, in line 7", false},
+	{"E20 unknown key", allowing(`{host: a.test, ports: [443], protocol: tls, methds: [GET]}`), "write `methods:` instead", true},
+	{"unknown protocol", allowing(`{host: a.test, ports: [443], protocol: https}`), "write `protocol: tls` instead", true},
+	{"no protocol", allowing(`{host: a.test, ports: [443]}`), "protocol is missing", true},
+	{"inspected http", allowing(`{host: a.test, ports: [80], protocol: http, inspect: true}`), "only TLS", true},
+	{"methods on tls", allowing(`{host: a.test, ports: [443], protocol: tls, methods: [GET]}`), "add `inspect: true`", true},
+	{"paths on tcp", allowing(`{host: a.test, ports: [1], protocol: tcp, paths: ["/"]}`), "needs requests", true},
+	{"methods, inspected", allowing(`{host: a.test, ports: [443], protocol: tls, inspect: true, methods: [GET], paths: ["/v1/*"]}`), "", false},
+	{"no methods at all", allowing(`{host: a.test, ports: [80], protocol: http, methods: []}`), "the list is empty", true},
+	{"small method", allowing(`{host: a.test, ports: [80], protocol: http, methods: [get]}`), "capital letters", true},
+	{"TRACE", allowing(`{host: a.test, ports: [80], protocol: http, methods: [TRACE]}`), "never be allowed", true},
+	{"path with query", allowing(`{host: a.test, ports: [80], protocol: http, paths: ["/a?b"]}`), "contains ?", true},
+	{"path with dots", allowing(`{host: a.test, ports: [80], protocol: http, paths: ["/a/../b"]}`), "never match", false},
+	{"grant", allowing(`{host: a.test, ports: [80], protocol: http, addresses: [10.0.0.5, "fd12::/64"]}`), "", false},
+	{"grant of metadata", allowing(`{host: a.test, ports: [80], protocol: http, addresses: [169.254.169.254]}`), "cannot be granted", false},
+	{"grant of link-local", allowing(`{host: a.test, ports: [80], protocol: http, addresses: [169.254.0.0/16]}`), "cannot be granted", false},
+	{"grant of too much", allowing(`{host: a.test, ports: [80], protocol: http, addresses: ["0.0.0.0/0"]}`), "cannot be granted", false},
+	{"grant of Tagout's own", allowing(`{host: a.test, ports: [80], protocol: http, addresses: [198.18.0.0/24]}`), "cannot be granted", false},
+	{"grant of a name", allowing(`{host: a.test, ports: [80], protocol: http, addresses: [b.test]}`), "not an address", true},
+	{"credential out of scope", allowing(`{host: a.test, ports: [80], protocol: http, credential: other}`), "not in identity.scope", false},
+	{"credential on tls", variant("identity: {scope: [{secret: s, env: S}]}\negress: {allow: [{host: a.test, ports: [443], protocol: tls, credential: s}]}"), "needs requests", true},
+	{"credential", variant("identity: {scope: [{secret: s, env: S}]}\negress: {allow: [{host: a.test, ports: [443], protocol: tls, inspect: true, credential: s}]}"), "", false},
+	{"contradiction", variant("egress:\n  allow: [{host: a.test, ports: [443], protocol: tls}]\n  deny: [{host: A.test, ports: [443]}]"), "allowed in line 8", false},
+	{"contradiction on all ports", variant("egress:\n  allow: [{host: a.test, ports: [443], protocol: tls}]\n  deny: [{host: A.test}]"), "allowed in line 8", false},
+	{"deny inside a wildcard", variant("egress:\n  allow: [{host: \"*.vendor.test\", ports: [443], protocol: tls}]\n  deny: [{host: a.vendor.test}, {address: 203.0.113.0/28, ports: [443]}]"), "", false},
+	{"deny of a suffix", variant(`egress: {deny: [{host: "*.test"}]}`), "", false},
+	{"deny of all", variant(`egress: {deny: [{host: "*"}]}`), "every host", true},
+	{"deny twice", variant(`egress: {deny: [{host: a.test}, {host: A.test}]}`), "denied already", false},
+	{"deny of nothing", variant(`egress: {deny: [{ports: [25]}]}`), "neither", true},
+	{"deny of two", variant(`egress: {deny: [{host: a.test, address: 10.0.0.0/8}]}`), "two rules", true},
+	{"empty egress", variant(`egress: {}`), "", false},
+	{"egress as a list", variant(`egress: []`), "not a set of keys", true},
+	{"null egress", variant(`egress:`), "has no value", true},
+
+	{"input", variant(`filesystem: {inputs: [{from: a/b, to: /workspace/c/d, mode: "0755"}]}`), "", false},
+	{"input from above", variant(`filesystem: {inputs: [{from: ../a, to: /workspace/a}]}`), "contains ..", true},
+	{"input from inside above", variant(`filesystem: {inputs: [{from: a/../../b, to: /workspace/a}]}`), "contains ..", true},
+	{"input from absolute", variant(`filesystem: {inputs: [{from: /etc/shadow, to: /workspace/a}]}`), "absolute", true},
+	{"input to elsewhere", variant(`filesystem: {inputs: [{from: a, to: /etc/passwd}]}`), "not below /workspace", true},
+	{"input to above", variant(`filesystem: {inputs: [{from: a, to: /workspace/../etc/passwd}]}`), "not below /workspace", true},
+	{"input to the directory", variant(`filesystem: {inputs: [{from: a, to: /workspace}]}`), "not below /workspace", true},
+	{"input beside", variant(`filesystem: {inputs: [{from: a, to: /workspacex/a}]}`), "not below /workspace", true},
+	{"setuid", variant(`filesystem: {inputs: [{from: a, to: /workspace/a, mode: "4755"}]}`), "not a file mode", true},
+	{"mode as a number", variant(`filesystem: {inputs: [{from: a, to: /workspace/a, mode: 0755}]}`), "in quotes", true},
+	{"same target", variant(`filesystem: {inputs: [{from: a, to: /workspace/a}, {from: b, to: /workspace/a}]}`), "already", false},
+	{"file and directory", variant(`filesystem: {inputs: [{from: a, to: /workspace/a/b}, {from: b, to: /workspace/a}]}`), "cannot both be files", false},
+	{"MB", variant(`filesystem: {workspace: 64MB}`), "write `64MiB` instead", true},
+	{"bare bytes", variant(`filesystem: {workspace: 64}`), "not a text", true},
+	{"too small", variant(`filesystem: {tmp: 1KiB}`), "out of range", false},
+	{"too big", variant(`filesystem: {tmp: 999999999GiB}`), "out of range", false},
+
+	{"payment", variant(`identity: {scope: [{secret: payment_card, env: CARD}]}`), "never be granted", true},
+	{"PAYMENT", variant(`identity: {scope: [{secret: PAYMENT_CARD, env: CARD}]}`), "never be granted", true},
+	{"secret twice", variant(`identity: {scope: [{secret: a, env: A}, {secret: a, env: B}]}`), "already", false},
+	{"variable twice", variant(`identity: {scope: [{secret: a, env: A}, {secret: b, env: A}]}`), "taken already", false},
+	{"bad variable", variant(`identity: {scope: [{secret: a, env: "A=B"}]}`), "cannot name a variable", true},
+	{"variable in both", variant("identity: {scope: [{secret: a, env: A}]}\nenv: {A: x}"), "carries the token", false},
+	{"value instead of a name", variant(`identity: {scope: [{secret: sk_live_0123456789, env: A}]}`), "never its value", false},
+
+	{"env", variant(`env: {LANG: C.UTF-8, EMPTY: "", RISK: "task-sk-short"}`), "", false},
+	{"env twice", variant(`env: {A: x, A: y}`), "there already", false},
+	{"env number", variant(`env: {PORT: 8080}`), `"8080"`, true},
+	{"env secret", variant(`env: {KEY: sk-0123456789abcdefghij}`), "looks like a secret", false},
+	{"env GitHub", variant(`env: {KEY: "token ghp_0123456789abcdefghij"}`), "looks like a secret", false},
+	{"env AWS", variant(`env: {KEY: AKIA0123456789ABCDEF}`), "looks like a secret", false},
+	{"env private key", variant(`env: {KEY: "-----BEGIN OPENSSH PRIVATE KEY-----"}`), "looks like a secret", false},
+	{"env URL with password", variant(`env: {DB: "postgres://user:pass@db.test/x"}`), "looks like a secret", false},
+
+	{"pids", variant(`limits: {pids: 7}`), "from 8 to", true},
+	{"many pids", variant(`limits: {pids: 40000}`), "from 8 to", true},
+	{"memory", variant(`limits: {memory: 15MiB}`), "from 16MiB", false},
+	{"half a core", variant(`limits: {cpus: 0.5}`), "", false},
+	{"no core", variant(`limits: {cpus: 0}`), "out of range", true},
+	{"infinite cores", variant(`limits: {cpus: .inf}`), "cpus", true},
+	{"files", variant(`limits: {openFiles: 1}`), "from 64", true},
+
+	{"no stop", strings.Replace(minimal, "stop:", "env:", 1), "stop is missing", true},
+	{"no authority", variant(`stop: {maxTime: 10s}`), "authority is missing", true},
+	{"blank authority", variant(`stop: {authority: " ", maxTime: 10s}`), "blank", true},
+	{"no time", variant(`stop: {authority: Ada}`), "maxTime is missing", true},
+	{"too long", variant(`stop: {authority: Ada, maxTime: 61s}`), "from 100ms to 60s", false},
+	{"a minute", variant(`stop: {authority: Ada, maxTime: 1m}`), "", false},
+	{"too short", variant(`stop: {authority: Ada, maxTime: 0s}`), "from 100ms", false},
+	{"negative", variant(`stop: {authority: Ada, maxTime: -5s}`), "from 100ms", true},
+	{"no unit", variant(`stop: {authority: Ada, maxTime: "10"}`), "not a duration", true},
+
+	{"other version", variant(`apiVersion: tagout/v2`), "write `tagout/v1` instead", true},
+	{"unknown image", variant(`image: alpine`), "unknown image", true},
+	{"bad name", variant(`name: Small`), "cannot name a card", true},
+	{"no task", variant(`task: ""`), "blank", true},
+	{"two lines", variant("task: |\n  a\n  b"), "line breaks", false},
+	{"long task", variant("task: " + strings.Repeat("a", 201)), "more than 200", true},
+	{"unknown key", variant(`egres: {}`), "write `egress:` instead", true},
+}
+
+func TestCases(t *testing.T) {
+	t.Parallel()
+	for _, c := range cases {
+		got, err := Parse("x.yaml", []byte(c.card))
+		if c.want == "" {
+			if err != nil {
+				t.Errorf("%s: %v", c.name, err)
+			}
+			continue
+		}
+		var problems Errors
+		if got != nil || !errors.As(err, &problems) {
+			t.Errorf("%s: loaded: %+v", c.name, got)
+			continue
+		}
+		if !strings.Contains(problems.Error(), c.want) || !strings.HasPrefix(problems.Error(), "x.yaml:") {
+			t.Errorf("%s: got %q, want %q in it", c.name, problems, c.want)
+		}
+		// Only what is wrong is reported, not what follows from it. A missing or renamed key costs two.
+		if len(problems) > 2 {
+			t.Errorf("%s: %d problems:\n%v", c.name, len(problems), problems)
+		}
+	}
+}
+
+// TestPosition: line and column point at the value, or at the key where the key is the problem.
+func TestPosition(t *testing.T) {
+	t.Parallel()
+	card := minimal + `egress:
+  allow:
+    - host: a.test
+      ports:
+        - 443
+        - 70000
+      protocol: tls
+      colour: red
+`
+	_, err := Parse("dir/x.yaml", []byte(card))
+	const want = "dir/x.yaml:12:11: 70000 is not a port: write a port from 1 to 65535\n" +
+		"dir/x.yaml:14:7: unknown key \"colour\" in entry 1 of allow: write one of host, ports, protocol, inspect, credential, methods, paths, addresses instead"
+	if err == nil || err.Error() != want {
+		t.Errorf("got\n%v\nwant\n%s", err, want)
+	}
+}
+
+func FuzzCardParse(f *testing.F) {
+	for _, c := range cases {
+		f.Add([]byte(c.card))
+	}
+	for _, file := range []string{"../../deploy/cards/practice.yaml", "../../deploy/cards/drill.yaml", "testdata/many.yaml"} {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		c, err := Parse("x.yaml", data)
+		if err != nil {
+			var problems Errors
+			if c != nil || !errors.As(err, &problems) || len(problems) == 0 {
+				t.Fatalf("Parse = %v, %#v", c, err)
+			}
+			lines := bytes.Count(data, []byte("\n")) + bytes.Count(data, []byte("\r")) + 1
+			for _, p := range problems {
+				if p.Line < 1 || p.Line > lines+1 || p.Col < 1 || p.What == "" || p.Fix == "" {
+					t.Fatalf("problem %+v in %d lines", p, lines)
+				}
+			}
+			return
+		}
+		checkLoaded(t, c)
+	})
+}
+
+// checkLoaded checks what every card that loads must keep, whatever bytes it came from.
+func checkLoaded(t *testing.T, c *Card) {
+	t.Helper()
+	if _, err := policy.Compile(c.Egress); err != nil {
+		t.Fatal(err)
+	}
+	if c.Stop.Authority == "" || c.Stop.MaxTime <= 0 || c.Stop.MaxTime > time.Minute {
+		t.Fatalf("stop %+v", c.Stop)
+	}
+	for _, s := range c.Identity.Scope {
+		if NeverGranted(s.Name) || !secretRE.MatchString(s.Name) || !envRE.MatchString(s.Env) {
+			t.Fatalf("scope %+v", s)
+		}
+	}
+	for _, in := range c.Filesystem.Inputs {
+		if !filepath.IsLocal(in.From) || !strings.HasPrefix(in.To, "/workspace/") || filepath.Clean(in.To) != in.To || in.Mode&^0o777 != 0 {
+			t.Fatalf("input %+v", in)
+		}
+	}
+	if c.Limits.PIDs < minPIDs || c.Limits.Memory < minMemory || c.Limits.CPUs <= 0 || c.Limits.OpenFiles < minOpenFiles {
+		t.Fatalf("limits %+v", c.Limits)
+	}
+}

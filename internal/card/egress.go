@@ -1,0 +1,352 @@
+package card
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"golang.org/x/net/publicsuffix"
+
+	"tagout/internal/policy"
+	"tagout/internal/session"
+	"tagout/internal/strictyaml"
+)
+
+// endpoint is what one rule at most may name.
+type endpoint struct {
+	host string
+	port uint16
+}
+
+// egressReader keeps what rules must be compared with.
+type egressReader struct {
+	scope   []session.Secret
+	allowed map[endpoint]int // the line of the rule that allows it
+	denied  map[endpoint]bool
+}
+
+func readEgress(v strictyaml.Value, scope []session.Secret) policy.Spec {
+	m, _ := v.Map(egressKeys...)
+	var spec policy.Spec
+	r := egressReader{scope: scope, allowed: map[endpoint]int{}, denied: map[endpoint]bool{}}
+	for _, entry := range m.Get("allow").List() {
+		if rm, ok := entry.Map(allowKeys...); ok {
+			spec.Allow = append(spec.Allow, r.allow(rm))
+		}
+	}
+	for _, entry := range m.Get("deny").List() {
+		if rm, ok := entry.Map(denyKeys...); ok {
+			spec.Deny = append(spec.Deny, r.deny(rm))
+		}
+	}
+	return spec
+}
+
+func (r *egressReader) allow(m strictyaml.Map) policy.Rule {
+	rule := policy.Rule{Line: m.Line()}
+	rule.Host = readAllowHost(m.Need("host"))
+	ports := readPorts(m.Need("ports"))
+	for _, p := range ports {
+		if p.port == 53 || p.port == 853 {
+			p.Refuse("remove it", "port %d is for name servers, and only the box's own one is reachable", p.port)
+		}
+		rule.Ports = append(rule.Ports, p.port)
+	}
+	rule.Protocol = readProtocol(m.Need("protocol"))
+	rule.Inspect, _ = m.Get("inspect").Bool()
+	if rule.Inspect && rule.Protocol != "" && rule.Protocol != policy.TLS {
+		m.Get("inspect").Refuse("remove it, or write `protocol: tls`", "only TLS can be inspected")
+	}
+	r.readRequestLimits(m, &rule)
+	rule.Addresses = readGrants(m.Get("addresses"))
+	for _, p := range ports {
+		r.noteAllowed(rule.Host, p)
+	}
+	return rule
+}
+
+func (r *egressReader) noteAllowed(host string, p portAt) {
+	e := endpoint{host, p.port}
+	if host == "" {
+		return
+	}
+	if line, taken := r.allowed[e]; taken {
+		p.Refuse("remove it, or put both into one rule", "%s port %d has a rule already, in line %d", host, p.port, line)
+		return
+	}
+	r.allowed[e] = p.Line()
+}
+
+// readAllowHost returns the canonical host of an allow rule, "" where it was refused.
+func readAllowHost(v strictyaml.Value) string {
+	raw, ok := v.Text()
+	if !ok {
+		return ""
+	}
+	name, wild, ok := readPattern(v, raw)
+	switch {
+	case !ok:
+		return ""
+	case wild && isPublicSuffix(name):
+		v.Refuse(`write a name that one owner holds, such as "*.example.com"`, "%s would allow everybody's names under %s", strictyaml.Quote(raw), name)
+		return ""
+	case slices.Contains(metadataNames, name):
+		v.Refuse("remove the rule", "%s hands out the machine's credentials and can never be allowed", name)
+		return ""
+	case wild:
+		return "*." + name
+	}
+	return name
+}
+
+// metadataNames are refused when the card is read; whatever else leads to a metadata address is refused when
+// it is resolved.
+var metadataNames = []string{
+	"metadata.google.internal", "metadata.goog", "instance-data.ec2.internal", "metadata.tencentyun.com", "metadata.platformequinix.com",
+}
+
+// readPattern reads a host that may begin with "*.".
+func readPattern(v strictyaml.Value, raw string) (name string, wild, ok bool) {
+	switch {
+	case strings.TrimSpace(raw) == "":
+		v.Refuse("write a host name, such as `api.example.com`", "the host is empty")
+		return "", false, false
+	case raw == "*" || raw == "*.":
+		v.Refuse("name the hosts, one rule each", "%s would match every host", strictyaml.Quote(raw))
+		return "", false, false
+	}
+	name, wild, err := policy.Pattern(raw)
+	if err == nil {
+		return name, wild, true
+	}
+	if prefix, isAddr := readPrefix(raw); isAddr {
+		what, fix := "an address, not a name", "write the host's name instead"
+		switch err := policy.CheckGrant(prefix); {
+		case err == nil:
+			fix += ", and the address under its `addresses`"
+		case !errors.Is(err, policy.ErrNotPrivate):
+			what, fix = "an address that can never be allowed: "+err.Error(), "remove the rule"
+		}
+		v.Refuse(fix, "%s is %s", strictyaml.Quote(raw), what)
+		return "", false, false
+	}
+	var ne *policy.NameError
+	problem := err.Error()
+	if errors.As(err, &ne) {
+		problem = ne.Problem
+	}
+	v.Refuse("write a host name, such as `api.example.com` or `\"*.example.com\"`, without scheme, port and path",
+		"%s cannot be a host: %s", strictyaml.Quote(raw), problem)
+	return "", false, false
+}
+
+// isPublicSuffix says whether anybody can register names under name. Single labels always count: a top-level
+// domain that no list knows belongs to no one.
+func isPublicSuffix(name string) bool {
+	if !strings.Contains(name, ".") {
+		return true
+	}
+	suffix, _ := publicsuffix.PublicSuffix(name)
+	return suffix == name
+}
+
+// portAt is a port with the value that it was read from.
+type portAt struct {
+	strictyaml.Value
+	port uint16
+}
+
+func readPorts(v strictyaml.Value) []portAt {
+	entries := v.List()
+	if v.IsList() && len(entries) == 0 {
+		v.Refuse("write the ports, such as `ports: [443]`", "the list of ports is empty")
+	}
+	var out []portAt
+	for _, entry := range entries {
+		n, ok := entry.Int()
+		switch {
+		case !ok:
+		case n < 1 || n > 65535:
+			entry.Refuse("write a port from 1 to 65535", "%d is not a port", n)
+		case slices.ContainsFunc(out, func(p portAt) bool { return int64(p.port) == n }):
+			entry.Refuse("remove it", "port %d is in this list already", n)
+		default:
+			out = append(out, portAt{entry, uint16(n)})
+		}
+	}
+	return out
+}
+
+func readProtocol(v strictyaml.Value) policy.Protocol {
+	s, ok := v.Text()
+	if !ok {
+		return ""
+	}
+	switch p := policy.Protocol(s); p {
+	case policy.TLS, policy.HTTP, policy.TCP:
+		return p
+	}
+	fix := "write tls, http or tcp instead"
+	if strings.EqualFold(s, "https") || strings.EqualFold(s, "ssl") {
+		fix = "write `protocol: tls` instead"
+	}
+	v.Refuse(fix, "unknown protocol %s", strictyaml.Quote(s))
+	return ""
+}
+
+// readRequestLimits reads what only makes sense where requests can be read: credential, methods, paths.
+func (r *egressReader) readRequestLimits(m strictyaml.Map, rule *policy.Rule) {
+	readable := rule.Protocol == policy.HTTP || rule.Protocol == policy.TLS && rule.Inspect || rule.Protocol == ""
+	for _, key := range []string{"credential", "methods", "paths"} {
+		if v := m.Get(key); v.Present() && !readable {
+			fix := "remove it, or add `inspect: true`"
+			if rule.Protocol == policy.TCP {
+				fix = "remove it, or write `protocol: http`, or tls with `inspect: true`"
+			}
+			v.Refuse(fix, "%s needs requests that can be read: http or inspected tls", key)
+		}
+	}
+	if secret, ok := m.Get("credential").Text(); ok {
+		rule.Credential = secret
+		if !slices.ContainsFunc(r.scope, func(s session.Secret) bool { return s.Name == secret }) {
+			m.Get("credential").Refuse("add it to identity.scope, or remove it here", "the secret %s is not in identity.scope", strictyaml.Quote(secret))
+		}
+	}
+	rule.Methods = readUnique(m.Get("methods"), policy.CheckMethod, "write methods such as GET or POST, in capital letters")
+	rule.Paths = readUnique(m.Get("paths"), policy.CheckPathGlob, "write a decoded path such as `/v1/*`, a star at the end for everything below")
+}
+
+// readUnique reads a list of texts that pass check, each once. An empty list is refused: leaving the key out
+// means "any", and an empty list reads like "none".
+func readUnique(v strictyaml.Value, check func(string) error, fix string) []string {
+	var out []string
+	texts := v.Texts()
+	if v.IsList() && len(texts) == 0 {
+		v.Refuse("write at least one, or remove the key to allow any", "the list is empty")
+	}
+	for _, at := range texts {
+		if err := check(at.Text); err != nil {
+			at.Refuse(fix, "%v", err)
+			continue
+		}
+		if slices.Contains(out, at.Text) {
+			at.Refuse("remove it", "%s is in this list already", strictyaml.Quote(at.Text))
+			continue
+		}
+		out = append(out, at.Text)
+	}
+	return out
+}
+
+// readGrants reads the private addresses that a host may resolve to.
+func readGrants(v strictyaml.Value) []netip.Prefix {
+	var out []netip.Prefix
+	for _, at := range v.Texts() {
+		prefix, ok := readPrefix(at.Text)
+		if !ok {
+			at.Refuse("write an address or a range, such as `10.0.0.5` or `10.0.0.0/24`", "%s is not an address", strictyaml.Quote(at.Text))
+			continue
+		}
+		if err := policy.CheckGrant(prefix); err != nil {
+			at.Refuse("write a private address or a smaller private range, or remove it", "%s cannot be granted: %v", at.Text, err)
+			continue
+		}
+		if slices.Contains(out, prefix) {
+			at.Refuse("remove it", "%s is in this list already", prefix)
+			continue
+		}
+		out = append(out, prefix)
+	}
+	return out
+}
+
+// readPrefix reads an address or a range, as it is written.
+func readPrefix(s string) (netip.Prefix, bool) {
+	if a, err := netip.ParseAddr(strings.TrimSuffix(strings.TrimPrefix(s, "["), "]")); err == nil && a.Zone() == "" {
+		return netip.PrefixFrom(a, a.BitLen()), true
+	}
+	p, err := netip.ParsePrefix(s)
+	return p, err == nil
+}
+
+func (r *egressReader) deny(m strictyaml.Map) policy.DenyRule {
+	rule := policy.DenyRule{Line: m.Line()}
+	host, address := m.Get("host"), m.Get("address")
+	switch {
+	case host.Present() && address.Present():
+		address.Refuse("write two rules", "a deny rule has either a host or an address")
+	case !m.Has("host") && !m.Has("address"):
+		m.Refuse("write `host:` or `address:`", "the deny rule says neither which host nor which address")
+	}
+	if raw, ok := host.Text(); ok {
+		if name, wild, ok := readPattern(host, raw); ok {
+			rule.Host = name
+			if wild {
+				rule.Host = "*." + name
+			}
+		}
+	}
+	if raw, ok := address.Text(); ok {
+		prefix, isAddr := readPrefix(raw)
+		switch {
+		case !isAddr || prefix.Addr().Is4In6():
+			address.Refuse("write an address or a range, such as `10.0.0.0/8`", "%s is not an address", strictyaml.Quote(raw))
+		case prefix != prefix.Masked():
+			address.Refuse("write `"+prefix.Masked().String()+"` instead", "%s has bits behind its length", raw)
+		default:
+			rule.Address = prefix
+		}
+	}
+	ports := readPorts(m.Get("ports"))
+	for _, p := range ports {
+		rule.Ports = append(rule.Ports, p.port)
+	}
+	r.checkDenied(m, rule, ports)
+	return rule
+}
+
+// checkDenied reports deny rules that repeat another one or take back exactly what an allow rule gives: a
+// reader could not tell which of the two was meant.
+func (r *egressReader) checkDenied(m strictyaml.Map, rule policy.DenyRule, ports []portAt) {
+	what := rule.Host
+	if rule.Address.IsValid() {
+		what = rule.Address.String()
+	}
+	if what == "" {
+		return
+	}
+	at := func(port uint16, fix, format string, args ...any) {
+		for _, p := range ports {
+			if p.port == port {
+				p.Refuse(fix, format, args...)
+				return
+			}
+		}
+		m.Refuse(fix, format, args...)
+	}
+	closed := rule.Ports
+	if len(ports) == 0 && !m.Has("ports") {
+		closed = []uint16{0} // all of them
+	}
+	for _, port := range closed {
+		if e := (endpoint{what, port}); r.denied[e] {
+			at(port, "remove it", "%s is denied already", describe(e))
+		} else {
+			r.denied[e] = true
+		}
+	}
+	for e, line := range r.allowed {
+		if e.host == what && (slices.Contains(closed, e.port) || slices.Contains(closed, 0)) {
+			at(e.port, "keep one of the two", "%s is denied here and allowed in line %d", describe(e), line)
+		}
+	}
+}
+
+func describe(e endpoint) string {
+	if e.port == 0 {
+		return e.host
+	}
+	return fmt.Sprintf("%s port %d", e.host, e.port)
+}

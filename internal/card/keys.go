@@ -1,0 +1,66 @@
+package card
+
+import "tagout/internal/strictyaml"
+
+// The keys of a card. The published schema has exactly these; a test compares them.
+var (
+	cardKeys = []strictyaml.Key{
+		{Name: "apiVersion", Example: APIVersion},
+		{Name: "kind", Example: Kind},
+		{Name: "name", Example: "practice"},
+		{Name: "task", Example: "Fetch the price list and sum it up."},
+		{Name: "image", Example: "host"},
+		{Name: "egress", Example: "{allow: []}"},
+		{Name: "filesystem", Example: "{workspace: 64MiB}"},
+		{Name: "identity", Example: "{scope: []}"},
+		{Name: "env", Example: "{LANG: C.UTF-8}"},
+		{Name: "limits", Example: "{pids: 128}"},
+		{Name: "stop", Example: `{authority: "Ada Operator", maxTime: 60s}`},
+	}
+	egressKeys = []strictyaml.Key{
+		{Name: "allow", Example: "[{host: api.example.com, ports: [443], protocol: tls}]"},
+		{Name: "deny", Example: "[{host: \"*.example.org\"}]"},
+	}
+	allowKeys = []strictyaml.Key{
+		{Name: "host", Example: "api.example.com"},
+		{Name: "ports", Example: "[443]"},
+		{Name: "protocol", Example: "tls"},
+		{Name: "inspect", Example: "true"},
+		{Name: "credential", Example: "vendor_api"},
+		{Name: "methods", Example: "[GET]"},
+		{Name: "paths", Example: `["/v1/*"]`},
+		{Name: "addresses", Example: `["10.0.0.5"]`},
+	}
+	denyKeys = []strictyaml.Key{
+		{Name: "host", Example: `"*.example.org"`},
+		{Name: "address", Example: `"10.0.0.0/8"`},
+		{Name: "ports", Example: "[25]"},
+	}
+	filesystemKeys = []strictyaml.Key{
+		{Name: "inputs", Example: "[{from: run.sh, to: /workspace/run.sh}]"},
+		{Name: "workspace", Example: "64MiB"},
+		{Name: "tmp", Example: "16MiB"},
+	}
+	inputKeys = []strictyaml.Key{
+		{Name: "from", Example: "run.sh"},
+		{Name: "to", Example: "/workspace/run.sh"},
+		{Name: "mode", Example: `"0755"`},
+	}
+	identityKeys = []strictyaml.Key{
+		{Name: "scope", Example: "[{secret: vendor_api, env: VENDOR_API_KEY}]"},
+	}
+	secretKeys = []strictyaml.Key{
+		{Name: "secret", Example: "vendor_api"},
+		{Name: "env", Example: "VENDOR_API_KEY"},
+	}
+	limitKeys = []strictyaml.Key{
+		{Name: "pids", Example: "128"},
+		{Name: "memory", Example: "256MiB"},
+		{Name: "cpus", Example: "1"},
+		{Name: "openFiles", Example: "1024"},
+	}
+	stopKeys = []strictyaml.Key{
+		{Name: "authority", Example: `"Ada Operator"`},
+		{Name: "maxTime", Example: "60s"},
+	}
+)

@@ -1,0 +1,46 @@
+package card
+
+import (
+	"time"
+
+	"tagout/internal/session"
+	"tagout/internal/strictyaml"
+)
+
+// Defaults and bounds. The published schema repeats the counts.
+const (
+	defaultPIDs      = 128
+	minPIDs          = 8
+	maxPIDs          = 32768
+	defaultMemory    = 256 * mib
+	minMemory        = 16 * mib
+	maxMemory        = 256 * gib
+	defaultCPUs      = 1.0
+	minCPUs          = 0.05
+	maxCPUs          = 256.0
+	defaultOpenFiles = 1024
+	minOpenFiles     = 64
+	maxOpenFiles     = 65536
+
+	minStopTime = 100 * time.Millisecond
+	maxStopTime = 60 * time.Second
+)
+
+func readLimits(v strictyaml.Value) Limits {
+	m, _ := v.Map(limitKeys...)
+	return Limits{
+		PIDs:      readCount(m.Get("pids"), defaultPIDs, minPIDs, maxPIDs),
+		Memory:    readSize(m.Get("memory"), defaultMemory, minMemory, maxMemory),
+		CPUs:      readCores(m.Get("cpus"), defaultCPUs, minCPUs, maxCPUs),
+		OpenFiles: uint64(readCount(m.Get("openFiles"), defaultOpenFiles, minOpenFiles, maxOpenFiles)), //nolint:gosec // in range
+	}
+}
+
+// readStop has no defaults: a kid that nobody may stop in time does not start.
+func readStop(v strictyaml.Value) session.Stop {
+	m, _ := v.Map(stopKeys...)
+	return session.Stop{
+		Authority: readSentence(m.Need("authority"), 64),
+		MaxTime:   readDuration(m.Need("maxTime"), minStopTime, maxStopTime),
+	}
+}

@@ -1,0 +1,102 @@
+package card
+
+import (
+	"fmt"
+	"math"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"tagout/internal/strictyaml"
+)
+
+// Sizes, in bytes.
+const (
+	kib int64 = 1 << 10
+	mib       = kib << 10
+	gib       = mib << 10
+)
+
+var sizeRE = regexp.MustCompile(`^[0-9]{1,9}(KiB|MiB|GiB)$`)
+
+// readSize reads a number with a binary unit, between low and high bytes; def stands for a missing key.
+func readSize(v strictyaml.Value, def, low, high int64) int64 {
+	if !v.Present() {
+		return def
+	}
+	s, ok := v.Text()
+	if !ok {
+		return def
+	}
+	m := sizeRE.FindStringSubmatch(s)
+	if m == nil {
+		fix := "write a whole number with KiB, MiB or GiB behind it, such as `64MiB`"
+		if guess := strings.TrimRight(s, "bBiI "); sizeRE.MatchString(guess + "iB") {
+			fix = "write `" + guess + "iB` instead"
+		}
+		v.Refuse(fix, "%s is not a size", strictyaml.Quote(s))
+		return def
+	}
+	n, _ := strconv.ParseInt(strings.TrimSuffix(s, m[1]), 10, 64) // at most nine digits
+	n *= map[string]int64{"KiB": kib, "MiB": mib, "GiB": gib}[m[1]]
+	if n < low || n > high {
+		v.Refuse(fmt.Sprintf("write a size from %s to %s", formatSize(low), formatSize(high)), "%s is out of range", s)
+		return def
+	}
+	return n
+}
+
+func formatSize(n int64) string {
+	switch {
+	case n%gib == 0:
+		return strconv.FormatInt(n/gib, 10) + "GiB"
+	case n%mib == 0:
+		return strconv.FormatInt(n/mib, 10) + "MiB"
+	}
+	return strconv.FormatInt(n/kib, 10) + "KiB"
+}
+
+// readCount reads a whole number from low to high.
+func readCount(v strictyaml.Value, def, low, high int64) int64 {
+	n, ok := v.Int()
+	if !ok {
+		return def
+	}
+	if n < low || n > high {
+		v.Refuse(fmt.Sprintf("write a number from %d to %d", low, high), "%d is out of range", n)
+		return def
+	}
+	return n
+}
+
+// readCores reads a number of CPU cores, fractions allowed.
+func readCores(v strictyaml.Value, def, low, high float64) float64 {
+	n, ok := v.Number()
+	if !ok {
+		return def
+	}
+	if n < low || n > high || math.IsNaN(n) {
+		v.Refuse(fmt.Sprintf("write a number from %g to %g", low, high), "%g is out of range", n)
+		return def
+	}
+	return n
+}
+
+// readDuration reads a duration as Go writes it, from low to high.
+func readDuration(v strictyaml.Value, low, high time.Duration) time.Duration {
+	s, ok := v.Text()
+	if !ok {
+		return 0
+	}
+	d, err := time.ParseDuration(s)
+	switch {
+	case err != nil:
+		v.Refuse("write a number with ms or s behind it, such as `10s`", "%s is not a duration", strictyaml.Quote(s))
+	case d < low || d > high:
+		v.Refuse(fmt.Sprintf("write a time from %s to %s", low, formatTime(high)), "%s is out of range", s)
+	}
+	return d
+}
+
+func formatTime(d time.Duration) string { return strconv.FormatFloat(d.Seconds(), 'g', -1, 64) + "s" }
