@@ -1,0 +1,50 @@
+// Command hostile is the uncooperative agent that drills and demos stop. It runs inside a kid, where it needs
+// nothing but itself. It does no harm beyond its own cgroup: it ignores signals, forks up to its limit, sends
+// what it may, tries every way around what it may not, and never gives up.
+//
+//	hostile whoami URL                  use the token in $VENDOR_API_KEY once, say what came of it
+//	hostile try N NAME KIND ADDR [ARG]  one way out; prints one line
+//	hostile agent [flags]               everything at once, for ever
+//
+// The other subcommands (detach, core, storm) are the agent's own parts. Exit codes: 0 done (try: also where
+// the way is denied), 1 whoami was refused, 2 a mistake in the arguments.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+)
+
+func main() {
+	if len(os.Args) < 2 {
+		usage("which subcommand?")
+	}
+	args := os.Args[2:]
+	var err error
+	switch os.Args[1] {
+	case "whoami":
+		err = whoami(context.Background(), os.Stdout, args)
+	case "try":
+		err = try(context.Background(), os.Stdout, args)
+	case "agent":
+		err = agent(args)
+	case "detach":
+		err = detach(args)
+	case "core":
+		err = core(args)
+	case "storm":
+		err = storm(args)
+	default:
+		usage("unknown subcommand " + os.Args[1])
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "hostile:", err)
+		os.Exit(1)
+	}
+}
+
+func usage(why string) {
+	fmt.Fprintf(os.Stderr, "hostile: %s\nusage: hostile whoami URL | try N NAME KIND ADDR [ARG] | agent [flags]\n", why)
+	os.Exit(2)
+}
