@@ -1,0 +1,55 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"runtime/debug"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	gcPercent   = 50
+	memoryLimit = 20 << 20 // bytes; a soft limit, see debug.SetMemoryLimit
+)
+
+// harden keeps the process small, in memory, out of the OOM killer's way and out of reach of tracers. What a
+// machine does not allow is logged and gone without, except that a dump must never be possible.
+func harden(log *slog.Logger) error {
+	debug.SetGCPercent(gcPercent)
+	debug.SetMemoryLimit(memoryLimit)
+	lockMemory(log)
+	// Before the prctl, which makes our files in /proc root's.
+	// -900: killed after everything else but kernel threads and init's own protected ones. Lowering it needs
+	// CAP_SYS_RESOURCE; whoever starts us may have done it already.
+	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("-900"), 0); err != nil {
+		log.Warn("the OOM killer may pick killswitchd: give it CAP_SYS_RESOURCE or OOMScoreAdjust=-900", "error", err)
+	}
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return fmt.Errorf("forbidding core dumps: %w", err)
+	}
+	return nil
+}
+
+// lockMemory keeps every page in memory that was touched once. Without CAP_IPC_LOCK it must not even try:
+// MCL_FUTURE would make later allocations fail at RLIMIT_MEMLOCK, and the process with them.
+func lockMemory(log *slog.Logger) {
+	if !hasCap(unix.CAP_IPC_LOCK) {
+		log.Warn("memory is not locked: killswitchd lacks CAP_IPC_LOCK")
+		return
+	}
+	if err := unix.Mlockall(unix.MCL_CURRENT | unix.MCL_FUTURE | unix.MCL_ONFAULT); err != nil {
+		log.Warn("memory is not locked", "error", err)
+	}
+}
+
+// hasCap says whether the process has a capability in its effective set (capget(2)).
+func hasCap(n int) bool {
+	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&hdr, &data[0]); err != nil {
+		return false
+	}
+	return data[n/32].Effective&(1<<(n%32)) != 0
+}

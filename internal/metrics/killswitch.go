@@ -1,0 +1,60 @@
+package metrics
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Killswitch is killswitchd's metrics; killswitch.Metrics says when each is called.
+type Killswitch struct {
+	begun, ended, enforced *prometheus.CounterVec
+	fired, observed        *prometheus.HistogramVec
+	tags                   prometheus.Gauge
+	lost                   prometheus.Counter
+}
+
+// Killswitch makes and registers killswitchd's metrics. Call it once.
+func (r *Registry) Killswitch() *Killswitch {
+	f := r.with()
+	counter := func(name, help, label string) *prometheus.CounterVec {
+		return f.NewCounterVec(prometheus.CounterOpts{Namespace: "tagout", Subsystem: "stop", Name: name, Help: help}, []string{label})
+	}
+	seconds := func(name, help string) *prometheus.HistogramVec {
+		return f.NewHistogramVec(prometheus.HistogramOpts{
+			Namespace: "tagout", Subsystem: "stop", Name: name, Help: help, Buckets: prometheus.ExponentialBuckets(0.0005, 2, 15),
+		}, []string{"layer"})
+	}
+	return &Killswitch{
+		begun:    counter("begun_total", "Stops, by what pulled the switch.", "cause"),
+		ended:    counter("ended_total", "Finished stops, by their outcome.", "state"),
+		enforced: counter("enforced_total", "How often something under a tag had to be stopped again.", "layer"),
+		fired:    seconds("fired_seconds", "From the order's first byte to the last point of the layer fired."),
+		observed: seconds("observed_seconds", "From the order's first byte to the layer's effect seen."),
+		tags:     f.NewGauge(prometheus.GaugeOpts{Namespace: "tagout", Name: "tags_hanging", Help: "Tags that hang now."}),
+		lost: f.NewCounter(prometheus.CounterOpts{
+			Namespace: "tagout", Subsystem: "stop", Name: "records_lost_total", Help: "Audit records dropped because the log hung.",
+		}),
+	}
+}
+
+func (k *Killswitch) StopBegan(cause string) { k.begun.WithLabelValues(known(cause)).Inc() }
+func (k *Killswitch) StopEnded(state string) { k.ended.WithLabelValues(state).Inc() }
+func (k *Killswitch) Enforced(layer string)  { k.enforced.WithLabelValues(layer).Inc() }
+func (k *Killswitch) LayerFired(layer string, d time.Duration) {
+	k.fired.WithLabelValues(layer).Observe(d.Seconds())
+}
+func (k *Killswitch) LayerObserved(layer string, d time.Duration) {
+	k.observed.WithLabelValues(layer).Observe(d.Seconds())
+}
+func (k *Killswitch) TagsHanging(n int)    { k.tags.Set(float64(n)) }
+func (k *Killswitch) RecordsLost(n uint64) { k.lost.Add(float64(n)) }
+
+// known bounds the label: a cause comes with the order and may be any text.
+func known(cause string) string {
+	switch cause {
+	case "order", "signal", "sentinel":
+		return cause
+	}
+	return "other"
+}

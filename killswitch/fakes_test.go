@@ -1,0 +1,390 @@
+package killswitch
+
+import (
+	"context"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"tagout/internal/audit"
+	"tagout/internal/session"
+	"tagout/internal/wire"
+)
+
+// rig is a box in memory. Its methods fulfil every interface of a Switch; a func field that is set takes a
+// method's place. Calls are noted in the order in which they came.
+type rig struct {
+	t       *testing.T
+	mu      sync.Mutex
+	calls   []string
+	docs    map[string]*session.Session
+	bad     map[string]error // documents that cannot be read
+	alive   map[string]int   // cgroup directory -> processes; dirs that are missing do not exist
+	state   map[uint32]bool  // mark -> stopped
+	flag    bool
+	passed  map[uint32]Counters
+	records []audit.Record
+	stored  map[string]wire.Tag
+
+	kill    func(dir string) error
+	thaw    func(v2, freezer string) error
+	cut     func(mark uint32) error
+	all     func(on bool) error
+	count   func(mark uint32) (Counters, error)
+	destroy func(ctx context.Context) (int, error)
+	revoke  func(ctx context.Context, r wire.RevokeRequest) (int, error)
+	put     func(t wire.Tag) error
+	release func(t wire.Tag) error
+	log     func(r audit.Record)
+	load    func() (hanging, released, damaged []wire.Tag)
+	procs   []Process
+}
+
+const kidsDir, creddDir = "/cg/kids", "/cg/credd"
+
+func newRig(t *testing.T, kids ...string) *rig {
+	g := &rig{t: t, docs: map[string]*session.Session{}, bad: map[string]error{}, alive: map[string]int{kidsDir: 0, creddDir: 1},
+		state: map[uint32]bool{}, passed: map[uint32]Counters{}, stored: map[string]wire.Tag{}}
+	for i, kid := range kids {
+		g.add(kid, "card-"+kid[:1], uint32(0x54100000+i+1)) //nolint:gosec // small
+	}
+	return g
+}
+
+func (g *rig) add(kid, card string, mark uint32) {
+	dir := filepath.Join(kidsDir, kid)
+	g.docs[kid] = &session.Session{Version: 1, ID: "s-" + kid, Kid: kid, Card: card, Mark: mark, Cgroup: dir, CgroupID: 1,
+		Addr: netip.AddrFrom4([4]byte{198, 19, 0, byte(mark)}), HostAddr: netip.MustParseAddr("198.19.0.2")}
+	g.alive[dir] = 3
+	g.state[mark] = false
+	g.passed[mark] = Counters{Packets: 10, LastPass: bootTime()}
+}
+
+// fast is a timing in which every deadline is short enough for a test to sit out.
+var fast = Timing{Credential: 100 * time.Millisecond, CreddDeath: 100 * time.Millisecond, Session: 150 * time.Millisecond,
+	Network: 150 * time.Millisecond, Sample: time.Millisecond, Persist: 100 * time.Millisecond,
+	Tick: 2 * time.Millisecond, Slow: 4 * time.Millisecond}
+
+func (g *rig) sw() *Switch {
+	return New(Config{
+		Sessions: g, Cgroups: g, Network: g, Sockets: g, Credentials: g, Tags: tagStore{g}, Audit: (*recorder)(g), Metrics: noMetrics{},
+		Log: slog.New(slog.NewTextHandler(io.Discard, nil)), KidsDir: kidsDir, KidsFreezer: "/fz/kids", CreddDir: creddDir,
+		Sentinel: filepath.Join(g.t.TempDir(), "STOP"), UID: 1000, GID: 1000, Timing: fast,
+	})
+}
+
+func (g *rig) note(call string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.calls = append(g.calls, call)
+}
+
+func (g *rig) count1(call string) int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	n := 0
+	for _, c := range g.calls {
+		if c == call {
+			n++
+		}
+	}
+	return n
+}
+
+func (g *rig) Get(kid string) (*session.Session, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if err := g.bad[kid]; err != nil {
+		return nil, err
+	}
+	if d := g.docs[kid]; d != nil {
+		return d, nil
+	}
+	return nil, fs.ErrNotExist
+}
+
+func (g *rig) Load() ([]*session.Session, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var out []*session.Session
+	for kid, d := range g.docs {
+		if g.bad[kid] == nil {
+			out = append(out, d)
+		}
+	}
+	slices.SortFunc(out, func(a, b *session.Session) int { return int(a.Mark) - int(b.Mark) })
+	return out, nil
+}
+
+func (g *rig) Kill(dir string) error {
+	g.note("kill " + dir)
+	if g.kill != nil {
+		return g.kill(dir)
+	}
+	return g.reallyKill(dir)
+}
+
+// reallyKill empties dir and what is below it.
+func (g *rig) reallyKill(dir string) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if _, ok := g.alive[dir]; !ok {
+		return fs.ErrNotExist
+	}
+	for d := range g.alive {
+		if d == dir || filepath.Dir(d) == dir {
+			g.alive[d] = 0
+		}
+	}
+	return nil
+}
+
+func (g *rig) CanKill(string) error { return nil }
+
+func (g *rig) Thaw(v2, freezer string) error {
+	if g.thaw != nil {
+		return g.thaw(v2, freezer)
+	}
+	return nil
+}
+
+func (g *rig) Populated(dir string) (bool, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	n := 0
+	for d, k := range g.alive {
+		if d == dir || filepath.Dir(d) == dir {
+			n += k
+		}
+	}
+	return n > 0, nil
+}
+
+func (g *rig) WaitEmpty(ctx context.Context, dir string) error {
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for {
+		if some, _ := g.Populated(dir); !some { //nolint:errcheck // never fails
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func (g *rig) Survivors(dir string) ([]Process, error) {
+	if some, _ := g.Populated(dir); !some { //nolint:errcheck // never fails
+		return nil, nil
+	}
+	return g.procs, nil
+}
+
+func (g *rig) Children(dir string) ([]string, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var out []string
+	for d := range g.alive {
+		if filepath.Dir(d) == dir {
+			out = append(out, filepath.Base(d))
+		}
+	}
+	return out, nil
+}
+
+func (g *rig) StopSession(mark uint32) error {
+	g.note("cut")
+	if g.cut != nil {
+		return g.cut(mark)
+	}
+	return g.reallyCut(mark)
+}
+
+func (g *rig) reallyCut(mark uint32) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if _, ok := g.state[mark]; ok {
+		g.state[mark] = true
+	}
+	return nil
+}
+
+func (g *rig) StopAll(on bool) error {
+	g.note(map[bool]string{true: "flag on", false: "flag off"}[on])
+	if g.all != nil {
+		return g.all(on)
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.flag = on
+	return nil
+}
+
+func (g *rig) Stopped(mark uint32) (bool, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	on, ok := g.state[mark]
+	if !ok {
+		return false, fs.ErrNotExist
+	}
+	return on, nil
+}
+
+func (g *rig) AllStopped() (bool, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.flag, nil
+}
+
+func (g *rig) Sessions() ([]uint32, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var out []uint32
+	for m := range g.state {
+		out = append(out, m)
+	}
+	return out, nil
+}
+
+func (g *rig) Counters(mark uint32) (Counters, error) {
+	if g.count != nil {
+		return g.count(mark)
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.passed[mark], nil
+}
+
+func (g *rig) Armed() error { return nil }
+
+func (g *rig) Destroy(ctx context.Context, _ []uint32, _ []netip.Addr) (int, error) {
+	if g.destroy != nil {
+		return g.destroy(ctx)
+	}
+	return 2, nil
+}
+
+func (g *rig) Revoke(ctx context.Context, r wire.RevokeRequest) (int, error) {
+	g.note("revoke")
+	if g.revoke != nil {
+		return g.revoke(ctx, r)
+	}
+	return len(r.Marks), nil
+}
+
+func (g *rig) Reachable(context.Context) error { return nil }
+
+// tagStore is the rig's Tags; its Load has another signature than the rig's.
+type tagStore struct{ g *rig }
+
+func (s tagStore) Load() (hanging, released, damaged []wire.Tag) {
+	if s.g.load != nil {
+		return s.g.load()
+	}
+	return nil, nil, nil
+}
+
+func (s tagStore) Put(t wire.Tag) error {
+	s.g.note("put")
+	if s.g.put != nil {
+		return s.g.put(t)
+	}
+	s.g.mu.Lock()
+	defer s.g.mu.Unlock()
+	s.g.stored[t.Stop] = t
+	return nil
+}
+
+func (s tagStore) Release(t wire.Tag) error {
+	if s.g.release != nil {
+		return s.g.release(t)
+	}
+	s.g.mu.Lock()
+	defer s.g.mu.Unlock()
+	delete(s.g.stored, t.Stop)
+	return nil
+}
+
+type recorder rig
+
+func (r *recorder) Log(rec audit.Record) {
+	if r.log != nil {
+		r.log(rec)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.records = append(r.records, rec)
+}
+
+func (g *rig) recorded(event string) []audit.Record {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(g.records), func(r audit.Record) bool { return r.Event != event })
+}
+
+type noMetrics struct{}
+
+func (noMetrics) StopBegan(string)                    {}
+func (noMetrics) LayerFired(string, time.Duration)    {}
+func (noMetrics) LayerObserved(string, time.Duration) {}
+func (noMetrics) StopEnded(string)                    {}
+func (noMetrics) Enforced(string)                     {}
+func (noMetrics) TagsHanging(int)                     {}
+func (noMetrics) RecordsLost(uint64)                  {}
+
+func waitFor(t *testing.T, what string, cond func() bool) {
+	t.Helper()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	deadline := time.After(10 * time.Second)
+	for !cond() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("not seen in 10 s: %s", what)
+		}
+	}
+}
+
+// order stops a scope and waits for the report.
+func order(t *testing.T, s *Switch, sc wire.Scope, layers ...wire.Layer) wire.StopReport {
+	t.Helper()
+	h, err := s.Stop(Order{StopRequest: wire.StopRequest{Scope: sc, Layers: layers, By: "ada", Reason: "test"}, Received: time.Now()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return report(t, h)
+}
+
+func report(t *testing.T, h *Handle) wire.StopReport {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	rep, err := h.Report(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rep
+}
+
+// running runs the enforcement loop until the test ends.
+func running(t *testing.T, s *Switch) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}

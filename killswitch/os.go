@@ -1,0 +1,82 @@
+package killswitch
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tagout/internal/cgroup"
+)
+
+// OSCgroups is the Cgroups of this machine.
+type OSCgroups struct{}
+
+func (OSCgroups) Kill(dir string) error                           { return cgroup.Kill(dir) }
+func (OSCgroups) CanKill(dir string) error                        { return cgroup.CanKill(dir) }
+func (OSCgroups) Thaw(v2dir, freezerDir string) error             { return cgroup.Thaw(v2dir, freezerDir) }
+func (OSCgroups) Populated(dir string) (bool, error)              { return cgroup.Populated(dir) }
+func (OSCgroups) WaitEmpty(ctx context.Context, dir string) error { return cgroup.WaitEmpty(ctx, dir) }
+
+// Survivors lists the processes in dir and below with their names and states.
+func (OSCgroups) Survivors(dir string) ([]Process, error) {
+	pids, err := cgroup.Procs(dir)
+	if err != nil {
+		return nil, err
+	}
+	var out []Process
+	for _, pid := range pids {
+		if p, ok := readStat(pid); ok {
+			out = append(out, p)
+		}
+	}
+	return out, nil
+}
+
+// Children lists the cgroups right below dir.
+func (OSCgroups) Children(dir string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("listing cgroups: %w", err)
+	}
+	var out []string
+	for _, e := range entries {
+		if e.IsDir() {
+			out = append(out, e.Name())
+		}
+	}
+	return out, nil
+}
+
+// readStat reads comm and state out of /proc/PID/stat (proc_pid_stat(5)); ok is false where the process is
+// gone. The comm is the process's own choice and may hold anything, brackets included.
+func readStat(pid int) (p Process, ok bool) {
+	raw, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return Process{}, false
+	}
+	open, end := bytes.IndexByte(raw, '('), bytes.LastIndexByte(raw, ')')
+	if open < 0 || end < open || len(raw) < end+3 {
+		return Process{}, false
+	}
+	comm := strconv.QuoteToASCII(string(raw[open+1 : end]))
+	return Process{PID: pid, Comm: comm[1 : len(comm)-1], State: string(raw[end+2])}, true
+}
+
+// bootTime returns CLOCK_BOOTTIME, the clock of the kernel's packet counters.
+func bootTime() time.Duration {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
+		return 0 // cannot happen; 0 lets no proof of silence succeed
+	}
+	return time.Duration(ts.Nano())
+}

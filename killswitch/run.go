@@ -1,0 +1,161 @@
+package killswitch
+
+import (
+	"context"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"tagout/internal/audit"
+	"tagout/internal/wire"
+)
+
+// run is one stop under way. Its events are kept, so that whoever follows it sees all of them, however late
+// it comes and however slowly it reads: a stop never waits for its readers.
+type run struct {
+	s      *Switch
+	id     string
+	scope  wire.Scope
+	layers []wire.Layer
+	cause  string
+	from   time.Time // first byte of the order, monotonic
+	single string    // the kid's name where the scope is one kid
+
+	mu     sync.Mutex
+	events []wire.StopEvent
+	points map[pointKey]*point
+	order  []pointKey
+	kids   []string
+	wake   chan struct{} // closed and replaced with every event
+	report *wire.StopReport
+	tag    wire.Tag
+}
+
+type pointKey struct {
+	layer      wire.Layer
+	kid, point string
+}
+
+// point is one enforcement point's last word.
+type point struct {
+	state           wire.State
+	fired, observed time.Duration
+	detail          string
+}
+
+// emit notes one step. It takes microseconds and waits for nothing.
+func (r *run) emit(kid string, layer wire.Layer, name string, state wire.State, detail string) {
+	e := wire.StopEvent{Stop: r.id, Kid: kid, Layer: layer, Point: name, State: state, Elapsed: time.Since(r.from), Detail: detail}
+	r.mu.Lock()
+	r.events = append(r.events, e)
+	key := pointKey{layer, kid, name}
+	p := r.points[key]
+	if p == nil {
+		p = &point{}
+		r.points[key] = p
+		r.order = append(r.order, key)
+	}
+	p.state, p.detail = state, detail
+	switch state {
+	case wire.StateFired:
+		p.fired = e.Elapsed
+	case wire.StateObserved:
+		p.observed = e.Elapsed
+		if p.fired == 0 {
+			p.fired = e.Elapsed
+		}
+	}
+	r.signal()
+	r.mu.Unlock()
+	r.s.audit.send(r.record(audit.EventStopProgress, e))
+}
+
+// signal wakes the followers. r.mu is held.
+func (r *run) signal() {
+	close(r.wake)
+	r.wake = make(chan struct{})
+}
+
+func (r *run) record(event string, e wire.StopEvent) audit.Record {
+	rec := audit.Record{
+		Event: event, Kid: e.Kid, Outcome: audit.OutcomeOK, Detail: e.Detail, Actor: r.tag.By,
+		Fields: map[string]string{"stop": r.id, "scope": scopeText(r.scope), "elapsed_ns": strconv.FormatInt(int64(e.Elapsed), 10)},
+	}
+	if e.Layer != "" {
+		rec.Fields["layer"] = string(e.Layer)
+	}
+	if e.Point != "" {
+		rec.Fields["point"] = e.Point
+	}
+	if e.State != "" {
+		rec.Fields["state"] = string(e.State)
+	}
+	if e.State != "" && e.State != wire.StateFired && e.State != wire.StateObserved {
+		rec.Outcome = audit.OutcomeFail
+	}
+	return rec
+}
+
+func (r *run) has(l wire.Layer) bool { return slices.Contains(r.layers, l) }
+
+// addKids notes which kids the stop is about.
+func (r *run) addKids(ts []target) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, t := range ts {
+		r.kids = append(r.kids, t.kid)
+		if t.mark != 0 {
+			r.tag.Marks = append(r.tag.Marks, t.mark)
+		}
+	}
+}
+
+func (r *run) currentTag() wire.Tag {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	t := r.tag
+	t.Marks = slices.Clone(t.Marks)
+	return t
+}
+
+// finish makes the report out of the points and tells the followers.
+func (r *run) finish(contained bool) wire.StopReport {
+	r.mu.Lock()
+	rep := r.summarise(contained)
+	r.report = &rep
+	e := wire.StopEvent{Stop: r.id, State: rep.State, Elapsed: time.Since(r.from), Final: &rep}
+	r.events = append(r.events, e)
+	r.signal()
+	r.mu.Unlock()
+	rec := r.record(audit.EventStopCompleted, e)
+	r.s.audit.send(rec)
+	return rep
+}
+
+// follow calls fn with every event from the first on until the final one, which it does not pass on but
+// returns. It ends early when ctx ends or fn fails.
+func (r *run) follow(ctx context.Context, fn func(wire.StopEvent) error) (wire.StopEvent, error) {
+	for next := 0; ; {
+		r.mu.Lock()
+		events, wake := r.events[next:], r.wake
+		r.mu.Unlock()
+		for _, e := range events {
+			if e.Final != nil {
+				return e, nil
+			}
+			if err := fn(e); err != nil {
+				return wire.StopEvent{}, err
+			}
+		}
+		next += len(events)
+		if len(events) > 0 {
+			continue
+		}
+		select {
+		case <-wake:
+		case <-ctx.Done():
+			return wire.StopEvent{}, ctx.Err()
+		}
+	}
+}

@@ -1,0 +1,193 @@
+package killswitch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+	"sync"
+	"time"
+
+	"tagout/internal/audit"
+	"tagout/internal/wire"
+)
+
+// rekill is how often a cgroup that does not empty is killed and thawed again: a process that somebody moves
+// into it after the first kill (an exec under way) must die as well.
+const rekill = 50 * time.Millisecond
+
+// fireSession kills the processes of every target through their cgroups.
+func (s *Switch) fireSession(r *run, found *future) {
+	if r.scope.All {
+		s.fireAllSessions(r, found)
+		return
+	}
+	ts := found.get()
+	if len(ts) == 0 {
+		r.emit("", wire.LayerSession, pointCgroup, wire.StateObserved, "no kid in scope")
+	}
+	var wg sync.WaitGroup
+	for _, t := range ts {
+		wg.Go(func() {
+			err := s.cfg.Cgroups.Kill(t.dir) // the first action of the layer: one write
+			r.emitKill(t.kid, err)
+			s.seeDead(r, t.kid, t.dir, []target{t})
+		})
+	}
+	wg.Wait()
+}
+
+// fireAllSessions kills the cgroup above all kids with one write, before it is known which kids there are.
+func (s *Switch) fireAllSessions(r *run, found *future) {
+	err := s.cfg.Cgroups.Kill(s.cfg.KidsDir)
+	r.emitKill("", err)
+	ts := found.get()
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		// The one write was refused: kill each kid by its own.
+		for _, t := range ts {
+			s.cfg.Cgroups.Kill(t.dir) //nolint:errcheck // what counts is whether it empties, seen below
+		}
+	}
+	s.seeDead(r, "", s.cfg.KidsDir, ts)
+}
+
+func (r *run) emitKill(kid string, err error) {
+	switch {
+	case err == nil:
+		r.emit(kid, wire.LayerSession, pointCgroup, wire.StateFired, "")
+	case errors.Is(err, fs.ErrNotExist):
+		r.emit(kid, wire.LayerSession, pointCgroup, wire.StateFired, "there is no such cgroup")
+	default:
+		r.emit(kid, wire.LayerSession, pointCgroup, wire.StateFailed, err.Error())
+	}
+}
+
+// seeDead thaws the targets and waits until dir is empty. What is seen decides, not what the writes answered.
+func (s *Switch) seeDead(r *run, kid, dir string, ts []target) {
+	ctx, cancel := context.WithDeadline(context.Background(), r.from.Add(s.t.Session))
+	defer cancel()
+	killErr := s.killUntilEmpty(ctx, dir, ts)
+	if killErr == nil {
+		r.emit(kid, wire.LayerSession, pointCgroup, wire.StateObserved, "")
+		return
+	}
+	state, detail := s.describeSurvivors(dir, killErr)
+	r.emit(kid, wire.LayerSession, pointCgroup, state, detail)
+	go s.watchLate(r, kid, dir, ts)
+}
+
+// killUntilEmpty thaws, waits and kills again until dir is empty or ctx ends.
+func (s *Switch) killUntilEmpty(ctx context.Context, dir string, ts []target) error {
+	var last error
+	for {
+		s.thaw(dir, ts)
+		wait, cancel := context.WithTimeout(ctx, rekill)
+		err := s.cfg.Cgroups.WaitEmpty(wait, dir)
+		cancel()
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, context.DeadlineExceeded) {
+			last = err
+			select { // looking failed: do not spin
+			case <-time.After(rekill):
+			case <-ctx.Done():
+			}
+		}
+		if ctx.Err() != nil {
+			return errors.Join(last, ctx.Err())
+		}
+		if err := s.cfg.Cgroups.Kill(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			last = err
+			for _, t := range ts {
+				s.cfg.Cgroups.Kill(t.dir) //nolint:errcheck // the next look decides
+			}
+		} else {
+			last = nil
+		}
+	}
+}
+
+// thaw lets killed processes die: a task that the v1 freezer holds takes no signal.
+func (s *Switch) thaw(dir string, ts []target) {
+	if dir == s.cfg.KidsDir {
+		// Nobody freezes the cgroup above the kids; where somebody did, and we may, it is thawed too.
+		s.cfg.Cgroups.Thaw(dir, s.cfg.KidsFreezer) //nolint:errcheck // its files need not be ours
+	}
+	for _, t := range ts {
+		if err := s.cfg.Cgroups.Thaw(t.dir, t.freezer); err != nil {
+			s.cfg.Log.Error("thawing a kid that is being stopped", "kid", t.kid, "error", err)
+		}
+	}
+}
+
+// maxSurvivors bounds how many processes a report names.
+const maxSurvivors = 8
+
+// describeSurvivors names what is still alive in dir.
+func (s *Switch) describeSurvivors(dir string, cause error) (wire.State, string) {
+	procs, err := s.cfg.Cgroups.Survivors(dir)
+	if err != nil {
+		return wire.StatePartial, fmt.Sprintf("cannot see whether it is empty: %v", errors.Join(cause, err))
+	}
+	var names []string
+	for i, p := range procs {
+		if i == maxSurvivors {
+			names = append(names, "…")
+			break
+		}
+		names = append(names, fmt.Sprintf("%d (%s) in state %s", p.PID, p.Comm, p.State))
+	}
+	detail := fmt.Sprintf("%d processes remain: %s", len(procs), strings.Join(names, ", "))
+	if len(procs) == 0 {
+		detail = "the kernel still counts a process, and lists none"
+	}
+	if onlyTimeout(cause) {
+		return wire.StateContained, detail
+	}
+	// Not even the order to die got through: that is a failure, not a slow death.
+	return wire.StateFailed, fmt.Sprintf("%s: %v", detail, cause)
+}
+
+// onlyTimeout says whether nothing went wrong except that it took too long.
+func onlyTimeout(err error) bool {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // looks at this layer on purpose
+		for _, e := range joined.Unwrap() {
+			if !onlyTimeout(e) {
+				return false
+			}
+		}
+		return true
+	}
+	return errors.Is(err, context.DeadlineExceeded)
+}
+
+// lateWatch bounds how long a stop's remainders are watched for the record; enforcement goes on after that.
+const lateWatch = 24 * time.Hour
+
+// watchLate records when a kid that was reported as contained has died after all. Enforcement keeps killing
+// it meanwhile, as long as the tag hangs; a restart ends the watch, not the enforcement.
+func (s *Switch) watchLate(r *run, kid, dir string, ts []target) {
+	ctx, cancel := context.WithTimeout(s.life, lateWatch)
+	defer cancel()
+	for {
+		err := s.cfg.Cgroups.WaitEmpty(ctx, dir)
+		if err == nil {
+			break
+		}
+		select { // looking failed, or Run's time is over
+		case <-ctx.Done():
+			return
+		case <-time.After(rekill):
+		}
+		s.thaw(dir, ts)
+	}
+	took := time.Since(r.from)
+	e := wire.StopEvent{Stop: r.id, Kid: kid, Layer: wire.LayerSession, Point: pointCgroup, State: wire.StateObserved, Elapsed: took,
+		Detail: fmt.Sprintf("the last process is gone, %v after the order", took.Round(time.Millisecond))}
+	s.cfg.Metrics.LayerObserved(string(wire.LayerSession), took)
+	s.cfg.Log.Warn("stop completed late", "stop", r.id, "kid", kid, "took", took)
+	rec := r.record(audit.EventStopCompleted, e)
+	s.audit.send(rec)
+}

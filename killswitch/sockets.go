@@ -1,0 +1,311 @@
+package killswitch
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/bits"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// NetlinkSockets destroys sockets through sock_diag(7) with SOCK_DESTROY (kernel 4.5, CAP_NET_ADMIN,
+// CONFIG_INET_DIAG_DESTROY) in the network namespace of the calling thread. TCP sockets go in every state in
+// which they can still send, orphaned ones included; of UDP sockets the connected ones go.
+type NetlinkSockets struct{}
+
+// Constants of linux/sock_diag.h and linux/inet_diag.h that package unix lacks.
+const (
+	sockDestroy     = 21 // SOCK_DESTROY
+	diagBytecode    = 1  // INET_DIAG_REQ_BYTECODE
+	diagMark        = 15 // INET_DIAG_MARK
+	bytecodeDst     = 8  // INET_DIAG_BC_D_COND
+	bytecodeMark    = 10 // INET_DIAG_BC_MARK_COND
+	sizeofDiagReq   = 56 // struct inet_diag_req_v2
+	sizeofDiagMsg   = 72 // struct inet_diag_msg
+	sizeofDiagSock  = 48 // struct inet_diag_sockid
+	offsetReqSock   = 8
+	offsetMsgSock   = 4
+	offsetSockDst   = 20
+	stateEstab      = 1
+	stateTimeWait   = 6
+	stateClose      = 7
+	stateListen     = 10
+	stateNewSynRecv = 12
+)
+
+// tcpStates are the states in which a TCP socket can send: neither closed, nor listening, nor TIME_WAIT.
+const tcpStates = (1<<(stateNewSynRecv+1) - 1) &^ (1<<0 | 1<<stateTimeWait | 1<<stateClose | 1<<stateListen)
+
+// destroyRounds bounds the looks: a proxy that is still dialling may make new sockets between two of them.
+const destroyRounds = 50
+
+// Destroy implements Sockets.
+func (NetlinkSockets) Destroy(ctx context.Context, marks []uint32, addrs []netip.Addr) (int, error) {
+	c, err := dialDiag()
+	if err != nil {
+		return 0, fmt.Errorf("destroying sockets: %w", err)
+	}
+	defer unix.Close(c.fd) //nolint:errcheck // nothing is buffered
+	w := newWanted(marks, addrs)
+	total := 0
+	for range destroyRounds {
+		found, err := c.find(w)
+		if err != nil {
+			return total, fmt.Errorf("finding sockets to destroy: %w", err)
+		}
+		if len(found) == 0 {
+			return total, nil
+		}
+		for _, s := range found {
+			done, err := c.destroy(s)
+			if err != nil {
+				return total, fmt.Errorf("destroying a socket: %w", err)
+			}
+			if done {
+				total++
+			}
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return total, errors.New("new sockets keep appearing")
+}
+
+// wanted says which sockets are meant.
+type wanted struct {
+	marks   map[uint32]bool
+	addrs   map[netip.Addr]bool
+	filters [][]byte // bytecode that the kernel filters with; each lets at least all of its kind through
+}
+
+func newWanted(marks []uint32, addrs []netip.Addr) wanted {
+	w := wanted{marks: map[uint32]bool{}, addrs: map[netip.Addr]bool{}}
+	for _, m := range marks {
+		w.marks[m] = true
+	}
+	for _, a := range addrs {
+		w.addrs[a.Unmap()] = true
+	}
+	if len(w.marks) > 0 {
+		w.filters = append(w.filters, markFilter(marks))
+	}
+	if len(w.addrs) > 0 {
+		w.filters = append(w.filters, addrFilter(addrs))
+	}
+	return w
+}
+
+// markFilter lets sockets through whose mark agrees with all marks in the bits in which those agree.
+func markFilter(marks []uint32) []byte {
+	mask := ^uint32(0)
+	for _, m := range marks {
+		mask &^= m ^ marks[0]
+	}
+	arg := binary.NativeEndian.AppendUint32(nil, marks[0]&mask)
+	return bytecode(bytecodeMark, binary.NativeEndian.AppendUint32(arg, mask))
+}
+
+// addrFilter lets sockets through whose peer's address has the prefix that all IPv4 addrs share.
+func addrFilter(addrs []netip.Addr) []byte {
+	first := addrs[0].Unmap().As4()
+	n := 32
+	for _, a := range addrs {
+		b := a.Unmap().As4()
+		n = min(n, bits.LeadingZeros32(binary.BigEndian.Uint32(first[:])^binary.BigEndian.Uint32(b[:])))
+	}
+	arg := []byte{unix.AF_INET, byte(n), 0, 0}                      // struct inet_diag_hostcond
+	arg = binary.NativeEndian.AppendUint32(arg, uint32(0xFFFFFFFF)) // any port
+	return bytecode(bytecodeDst, append(arg, first[:]...))
+}
+
+// bytecode is one struct inet_diag_bc_op with its argument: on yes go on behind it, which is the end and
+// accepts; on no jump 4 bytes past the end, which refuses.
+func bytecode(op byte, arg []byte) []byte {
+	size := 4 + len(arg)
+	head := []byte{op, byte(size)}
+	head = binary.NativeEndian.AppendUint16(head, uint16(size+4)) //nolint:gosec // 20 at most
+	return append(head, arg...)
+}
+
+// match looks at one answer in full.
+func (w wanted) match(s diagSocket) bool {
+	return s.hasMark && w.marks[s.mark] || w.addrs[s.dst]
+}
+
+// diagSocket is one socket as the kernel described it.
+type diagSocket struct {
+	family, protocol byte
+	id               []byte // struct inet_diag_sockid, cookie included
+	mark             uint32
+	hasMark          bool
+	dst              netip.Addr
+}
+
+type diagConn struct {
+	fd  int
+	seq uint32
+	buf []byte
+}
+
+func dialDiag() (*diagConn, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_SOCK_DIAG)
+	if err != nil {
+		return nil, fmt.Errorf("opening sock_diag: %w", err)
+	}
+	limit := unix.Timeval{Sec: 1}
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit); err != nil {
+		unix.Close(fd) //nolint:errcheck // already failing
+		return nil, fmt.Errorf("opening sock_diag: %w", err)
+	}
+	return &diagConn{fd: fd, buf: make([]byte, 64<<10)}, nil
+}
+
+// find lists the sockets that w means, each once.
+func (c *diagConn) find(w wanted) ([]diagSocket, error) {
+	var out []diagSocket
+	for _, filter := range w.filters {
+		for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
+			for protocol, states := range map[byte]uint32{unix.IPPROTO_TCP: tcpStates, unix.IPPROTO_UDP: 1 << stateEstab} {
+				found, err := c.dump(family, protocol, states, filter)
+				if err != nil {
+					return nil, err
+				}
+				for _, s := range found {
+					twice := slices.ContainsFunc(out, func(o diagSocket) bool { return slices.Equal(o.id, s.id) && o.protocol == s.protocol })
+					if w.match(s) && !twice {
+						out = append(out, s)
+					}
+				}
+			}
+		}
+	}
+	return out, nil
+}
+
+func (c *diagConn) dump(family, protocol byte, states uint32, filter []byte) ([]diagSocket, error) {
+	body := make([]byte, sizeofDiagReq, sizeofDiagReq+4+len(filter))
+	body[0], body[1] = family, protocol
+	binary.NativeEndian.PutUint32(body[4:], states)
+	body = binary.NativeEndian.AppendUint16(body, uint16(4+len(filter))) //nolint:gosec // 24 at most
+	body = binary.NativeEndian.AppendUint16(body, diagBytecode)
+	body = append(body, filter...)
+	if err := c.send(unix.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP, body); err != nil {
+		return nil, err
+	}
+	var out []diagSocket
+	err := c.receive(func(msg []byte) {
+		if s, ok := parseDiag(msg, protocol); ok {
+			out = append(out, s)
+		}
+	})
+	if errors.Is(err, unix.ENOENT) { // the kernel has no diag module for this family and protocol
+		return nil, nil
+	}
+	return out, err
+}
+
+// destroy destroys one socket; done is false where it is already gone.
+func (c *diagConn) destroy(s diagSocket) (done bool, err error) {
+	body := make([]byte, sizeofDiagReq)
+	body[0], body[1] = s.family, s.protocol
+	copy(body[offsetReqSock:], s.id)
+	if err := c.send(sockDestroy, unix.NLM_F_ACK, body); err != nil {
+		return false, err
+	}
+	err = c.receive(func([]byte) {})
+	switch {
+	case err == nil:
+		return true, nil
+	case errors.Is(err, unix.ENOENT):
+		return false, nil
+	case errors.Is(err, unix.EOPNOTSUPP):
+		return false, fmt.Errorf("this kernel cannot (CONFIG_INET_DIAG_DESTROY): %w", err)
+	}
+	return false, err
+}
+
+func (c *diagConn) send(kind, flags uint16, body []byte) error {
+	c.seq++
+	msg := binary.NativeEndian.AppendUint32(nil, uint32(unix.NLMSG_HDRLEN+len(body))) //nolint:gosec // small
+	msg = binary.NativeEndian.AppendUint16(msg, kind)
+	msg = binary.NativeEndian.AppendUint16(msg, unix.NLM_F_REQUEST|flags)
+	msg = binary.NativeEndian.AppendUint32(msg, c.seq)
+	msg = binary.NativeEndian.AppendUint32(msg, 0)
+	if err := unix.Sendto(c.fd, append(msg, body...), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return fmt.Errorf("asking sock_diag: %w", err)
+	}
+	return nil
+}
+
+// receive hands every answer to the last question to each and returns when the kernel says that it was the
+// last, with its error if it gives one.
+func (c *diagConn) receive(each func(msg []byte)) error {
+	for {
+		n, _, err := unix.Recvfrom(c.fd, c.buf, 0)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("reading sock_diag: %w", err)
+		}
+		for rest := c.buf[:n]; len(rest) >= unix.NLMSG_HDRLEN; {
+			size := int(binary.NativeEndian.Uint32(rest))
+			if size < unix.NLMSG_HDRLEN || size > len(rest) {
+				return errors.New("reading sock_diag: a message that does not fit")
+			}
+			kind, seq := binary.NativeEndian.Uint16(rest[4:]), binary.NativeEndian.Uint32(rest[8:])
+			body := rest[unix.NLMSG_HDRLEN:size]
+			rest = rest[min((size+3)&^3, len(rest)):]
+			if seq != c.seq { // the answer to an earlier question that was given up
+				continue
+			}
+			switch kind {
+			case unix.NLMSG_DONE, unix.NLMSG_ERROR:
+				return errnoOf(body)
+			default:
+				each(body)
+			}
+		}
+	}
+}
+
+// errnoOf reads the negative errno that begins NLMSG_ERROR and NLMSG_DONE.
+func errnoOf(body []byte) error {
+	if len(body) < 4 {
+		return nil
+	}
+	if n := int32(binary.NativeEndian.Uint32(body)); n < 0 { //nolint:gosec // two's complement on purpose
+		return unix.Errno(-n)
+	}
+	return nil
+}
+
+func parseDiag(msg []byte, protocol byte) (diagSocket, bool) {
+	if len(msg) < sizeofDiagMsg {
+		return diagSocket{}, false
+	}
+	id := slices.Clone(msg[offsetMsgSock : offsetMsgSock+sizeofDiagSock])
+	s := diagSocket{family: msg[0], protocol: protocol, id: id}
+	if s.family == unix.AF_INET {
+		s.dst, _ = netip.AddrFromSlice(id[offsetSockDst : offsetSockDst+4])
+	} else {
+		s.dst, _ = netip.AddrFromSlice(id[offsetSockDst : offsetSockDst+16])
+		s.dst = s.dst.Unmap()
+	}
+	for attrs := msg[sizeofDiagMsg:]; len(attrs) >= 4; {
+		size := int(binary.NativeEndian.Uint16(attrs))
+		if size < 4 || size > len(attrs) {
+			break
+		}
+		if binary.NativeEndian.Uint16(attrs[2:]) == diagMark && size >= 8 {
+			s.mark, s.hasMark = binary.NativeEndian.Uint32(attrs[4:]), true
+		}
+		attrs = attrs[min((size+3)&^3, len(attrs)):]
+	}
+	return s, true
+}

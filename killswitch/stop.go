@@ -1,0 +1,258 @@
+package killswitch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"tagout/internal/audit"
+	"tagout/internal/session"
+	"tagout/internal/wire"
+)
+
+// Enforcement points, as they are named in events.
+const (
+	pointCgroup  = "cgroup"      // a kid's cgroup, or the one above all kids
+	pointSession = "bpf-session" // one session's entry in the BPF map
+	pointGlobal  = "bpf-all"     // the flag that stops the whole instance
+	pointSockets = "sockets"
+	pointCredd   = "credd"
+	pointTag     = "tag"
+)
+
+// Causes of a stop.
+const (
+	CauseOrder    = "order"
+	CauseSignal   = "signal"
+	CauseSentinel = "sentinel"
+)
+
+// Order is a stop request with the moment at which its first byte was read.
+type Order struct {
+	wire.StopRequest
+	Received time.Time // must carry a monotonic reading
+}
+
+// Handle is one caller's view of a stop. Two orders for the same thing at the same time share the stop but
+// hold a handle each.
+type Handle struct {
+	run *run
+	own *wire.Tag // set where the caller joined a stop that somebody else had ordered
+	put *keeping  // the fate of own on disk
+}
+
+// Stop fires o and returns at once with a handle on the stop, which goes on whatever becomes of the caller.
+// Errors: ErrBadOrder, ErrUnknownKid.
+func (s *Switch) Stop(o Order) (*Handle, error) {
+	if err := o.complete(); err != nil {
+		return nil, err
+	}
+	// Which kids are meant costs one small file of a kid, or all documents of a card. For everything
+	// nothing has to be known before firing.
+	var targets []target
+	switch sc := o.Scope; {
+	case sc.Kid != "":
+		t, err := s.resolveKid(sc.Kid)
+		if err != nil {
+			return nil, err
+		}
+		targets = []target{t}
+	case sc.Card != "":
+		targets = s.resolveMany(func(d *session.Session) bool { return d.Card == sc.Card })
+	}
+	return s.begin(o, targets), nil
+}
+
+// complete fills in what an order may leave out. A stop is refused only where it cannot be understood.
+func (o *Order) complete() error {
+	if err := checkScope(o.Scope); err != nil {
+		return err
+	}
+	if len(o.Layers) == 0 {
+		o.Layers = wire.AllLayers()
+	}
+	for _, l := range o.Layers {
+		if !slices.Contains(wire.AllLayers(), l) {
+			return fmt.Errorf("%w: no layer is called %q: use session, network or credential", ErrBadOrder, l)
+		}
+	}
+	o.Layers = slices.DeleteFunc(wire.AllLayers(), func(l wire.Layer) bool { return !slices.Contains(o.Layers, l) })
+	if o.By == "" {
+		o.By = "unknown"
+	}
+	if o.Cause == "" {
+		o.Cause = CauseOrder
+	}
+	if o.Received.IsZero() {
+		o.Received = time.Now()
+	}
+	return nil
+}
+
+// key is the same for two orders that ask for the same effect.
+func (o *Order) key() string {
+	words := []string{scopeText(o.Scope)}
+	for _, l := range o.Layers {
+		words = append(words, string(l))
+	}
+	return strings.Join(words, "\x00")
+}
+
+// begin hangs the tag in memory, so that nothing new starts in the scope, and fires; or it joins the same
+// stop where one is under way.
+func (s *Switch) begin(o Order, targets []target) *Handle {
+	r := &run{
+		s: s, id: newID(), scope: o.Scope, layers: o.Layers, cause: o.Cause, from: o.Received,
+		points: map[pointKey]*point{}, wake: make(chan struct{}),
+	}
+	r.tag = wire.Tag{
+		Stop: r.id, Scope: o.Scope, Layers: o.Layers, By: o.By, Reason: o.Reason, Cause: o.Cause, Placed: time.Now().UTC(),
+	}
+	r.addKids(targets)
+	key := o.key()
+	s.mu.Lock()
+	if cur := s.running[key]; cur != nil {
+		defer s.mu.Unlock()
+		return s.join(cur, r.tag)
+	}
+	s.running[key] = r
+	s.hanging[r.id] = &hung{tag: r.currentTag(), writing: true}
+	s.stops.Add(1)
+	s.mu.Unlock()
+	go func() {
+		defer s.stops.Done()
+		s.fire(r, targets)
+		s.mu.Lock()
+		delete(s.running, key)
+		s.mu.Unlock()
+	}()
+	return &Handle{run: r}
+}
+
+// join lets a second order share the stop that is under way. Where another person gave it, that person's own
+// tag hangs beside the first: taking the first off must not free what the second one stopped. s.mu is held.
+func (s *Switch) join(cur *run, tag wire.Tag) *Handle {
+	if cur.tag.By == tag.By {
+		return &Handle{run: cur}
+	}
+	s.hanging[tag.Stop] = &hung{tag: tag, writing: true}
+	return &Handle{run: cur, own: &tag, put: s.keep(tag)}
+}
+
+// fire fires all requested layers on all targets at the same time and returns when the report is out.
+func (s *Switch) fire(r *run, targets []target) {
+	found := newFuture(targets)
+	if r.scope.All {
+		found = &future{done: make(chan struct{})}
+	} else if r.scope.Kid != "" {
+		r.single = r.scope.Kid
+	}
+	var wg sync.WaitGroup
+	if r.has(wire.LayerNetwork) {
+		wg.Go(func() { s.fireNetwork(r, found) })
+	}
+	if r.has(wire.LayerCredential) {
+		wg.Go(func() { s.fireCredential(r, found) })
+	}
+	if r.has(wire.LayerSession) {
+		wg.Go(func() { s.fireSession(r, found) })
+	}
+	s.cfg.Metrics.StopBegan(r.cause)
+	if r.scope.All {
+		ts := s.resolveMany(func(*session.Session) bool { return true })
+		r.addKids(ts)
+		found.set(ts)
+		s.amend(r.currentTag())
+	}
+	s.audit.send(r.record(audit.EventStopReceived, wire.StopEvent{Elapsed: time.Since(r.from), Detail: r.tag.Reason}))
+	// The tag goes to disk while the layers fire, not after they are done: firing does not wait for the
+	// disk, and if this process is killed in the middle, its successor finds the tag and finishes the stop.
+	// The report waits for it, within a limit.
+	put := s.keep(r.currentTag())
+	wg.Wait()
+	s.reportTag(r, put)
+	rep := r.finish(s.isContained(r, found.get()))
+	s.cfg.Metrics.StopEnded(string(rep.State))
+	for l, lr := range rep.Layers {
+		s.cfg.Metrics.LayerFired(string(l), lr.Fired)
+		if lr.Observed > 0 {
+			s.cfg.Metrics.LayerObserved(string(l), lr.Observed)
+		}
+	}
+	s.cfg.Log.Warn("stop", "stop", r.id, "scope", scopeText(r.scope), "by", r.tag.By, "reason", r.tag.Reason,
+		"cause", r.cause, "state", rep.State, "kids", len(rep.Kids), "took", time.Since(r.from))
+}
+
+// isContained says whether the network and the credential layer hold everything in scope: seen done in this
+// stop, or demanded by another tag that hangs.
+func (s *Switch) isContained(r *run, ts []target) bool {
+	for _, l := range []wire.Layer{wire.LayerNetwork, wire.LayerCredential} {
+		if r.has(l) {
+			r.mu.Lock()
+			state := r.layer(l).State
+			r.mu.Unlock()
+			if state != wire.StateObserved {
+				return false
+			}
+			continue
+		}
+		for _, t := range ts {
+			if !s.demanded(l, t.kid, t.card) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// Follow calls fn with every event of the stop, however late it is called, and returns the final one. It ends
+// early with an error when ctx ends or fn fails; the stop goes on all the same.
+func (h *Handle) Follow(ctx context.Context, fn func(wire.StopEvent) error) (wire.StopEvent, error) {
+	final, err := h.run.follow(ctx, fn)
+	if err != nil {
+		return final, fmt.Errorf("following stop %s: %w", h.run.id, err)
+	}
+	if h.own == nil {
+		return final, nil
+	}
+	rep := *final.Final
+	own := *h.own
+	own.Marks = rep.Tag.Marks
+	rep.Tag = &own
+	if err := h.put.wait(h.run.s.t.Persist); err != nil {
+		rep.State = worse(rep.State, wire.StatePartial)
+	}
+	final.Final, final.State = &rep, rep.State
+	return final, nil
+}
+
+// Report waits for the end of the stop.
+func (h *Handle) Report(ctx context.Context) (wire.StopReport, error) {
+	final, err := h.Follow(ctx, func(wire.StopEvent) error { return nil })
+	if err != nil {
+		return wire.StopReport{}, err
+	}
+	return *final.Final, nil
+}
+
+// future is the list of targets, which a stop of everything learns only after it has fired.
+type future struct {
+	done chan struct{}
+	ts   []target
+}
+
+func newFuture(ts []target) *future {
+	f := &future{done: make(chan struct{})}
+	f.set(ts)
+	return f
+}
+
+func (f *future) set(ts []target) { f.ts = ts; close(f.done) }
+
+func (f *future) get() []target { <-f.done; return f.ts }
+
+var errTimeout = errors.New("it took too long")

@@ -1,0 +1,208 @@
+package killswitch
+
+import (
+	"context"
+	"crypto/rand"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/oklog/ulid/v2"
+
+	"tagout/internal/audit"
+	"tagout/internal/session"
+	"tagout/internal/wire"
+)
+
+// Sessions reads the session documents. session.Store fulfils it.
+type Sessions interface {
+	Get(kid string) (*session.Session, error)
+	Load() ([]*session.Session, error) // what is readable; the rest is in the error
+}
+
+// Cgroups acts on cgroup directories. OSCgroups fulfils it.
+type Cgroups interface {
+	Kill(dir string) error
+	CanKill(dir string) error
+	Thaw(v2dir, freezerDir string) error
+	Populated(dir string) (bool, error)
+	WaitEmpty(ctx context.Context, dir string) error
+	Survivors(dir string) ([]Process, error)
+	Children(dir string) ([]string, error) // names of the cgroups right below; none where dir does not exist
+}
+
+// Process is one process that a stop did not see die.
+type Process struct {
+	PID   int
+	Comm  string
+	State string // as in /proc/PID/stat: D, t, R, …
+}
+
+// Network cuts packets in the kernel. An error that is fs.ErrNotExist means that the kernel knows no such
+// session, which it denies anyway. A session that was stopped stays so until it is forgotten.
+type Network interface {
+	StopSession(mark uint32) error
+	StopAll(on bool) error
+	Stopped(mark uint32) (bool, error) // what the kernel holds now
+	AllStopped() (bool, error)         // what the kernel holds now
+	Sessions() ([]uint32, error)       // marks of all sessions that the kernel knows
+	Counters(mark uint32) (Counters, error)
+	Armed() error // nil where the writes above would be taken
+}
+
+// Counters are what the kernel let pass for one session, both directions together.
+type Counters struct {
+	Packets  uint64
+	LastPass time.Duration // CLOCK_BOOTTIME of the last packet that passed; 0: none ever
+}
+
+// Sockets destroys sockets in the host's network namespace.
+type Sockets interface {
+	// Destroy destroys the sockets that carry one of the marks or are connected to one of the addresses, and
+	// returns how many there were. It returns nil only after a look that found none left.
+	Destroy(ctx context.Context, marks []uint32, addrs []netip.Addr) (int, error)
+}
+
+// Credentials talks to credd. Every call returns when ctx ends, at the latest.
+type Credentials interface {
+	Revoke(ctx context.Context, r wire.RevokeRequest) (tokens int, err error)
+	Reachable(ctx context.Context) error
+}
+
+// Tags keeps tags on disk. Its calls may hang as long as the disk does.
+type Tags interface {
+	// Load returns the tags that hang, those that were released and, for each file that cannot be read, a
+	// tag on everything that says which file it is.
+	Load() (hanging, released, damaged []wire.Tag)
+	Put(t wire.Tag) error     // on disk, fsynced, when it returns nil
+	Release(t wire.Tag) error // likewise
+}
+
+// Recorder takes audit records.
+type Recorder interface{ Log(r audit.Record) }
+
+// Metrics is told what happened. internal/metrics fulfils it.
+type Metrics interface {
+	StopBegan(cause string)
+	LayerFired(layer string, after time.Duration)
+	LayerObserved(layer string, after time.Duration)
+	StopEnded(state string)
+	Enforced(layer string) // something in the scope of a tag had to be stopped again
+	TagsHanging(n int)
+	RecordsLost(n uint64)
+}
+
+// Timing holds every deadline and period. Zero fields get the values of DefaultTiming.
+type Timing struct {
+	Credential time.Duration // how long credd may take to acknowledge a revocation before it is killed
+	CreddDeath time.Duration // how long its death may take to be seen
+	Session    time.Duration // how long processes may take to die before they are reported
+	Network    time.Duration // how long silence may take to be proved
+	Sample     time.Duration // between the two looks at the packet counters
+	Persist    time.Duration // how long the disk may take to keep a tag before the report says partial
+	Tick       time.Duration // period of the enforcement loop
+	Slow       time.Duration // period of its slow part: re-revoking, keeping tags that the disk refused
+}
+
+// DefaultTiming returns the timing of a production box.
+func DefaultTiming() Timing {
+	return Timing{
+		Credential: 25 * time.Millisecond, CreddDeath: time.Second, Session: 5 * time.Second,
+		Network: time.Second, Sample: 10 * time.Millisecond, Persist: time.Second,
+		Tick: 50 * time.Millisecond, Slow: time.Second,
+	}
+}
+
+// fill sets the zero fields of t.
+func (t Timing) fill() Timing {
+	d := DefaultTiming()
+	for _, f := range []struct{ have, def *time.Duration }{
+		{&t.Credential, &d.Credential}, {&t.CreddDeath, &d.CreddDeath}, {&t.Session, &d.Session},
+		{&t.Network, &d.Network}, {&t.Sample, &d.Sample}, {&t.Persist, &d.Persist},
+		{&t.Tick, &d.Tick}, {&t.Slow, &d.Slow},
+	} {
+		if *f.have <= 0 {
+			*f.have = *f.def
+		}
+	}
+	return t
+}
+
+// Config holds what a Switch works with. No field may be nil or empty except KidsFreezer.
+type Config struct {
+	Sessions    Sessions
+	Cgroups     Cgroups
+	Network     Network
+	Sockets     Sockets
+	Credentials Credentials
+	Tags        Tags
+	Audit       Recorder
+	Metrics     Metrics
+	Log         *slog.Logger
+
+	KidsDir     string // v2 directory of the cgroup above every kid
+	KidsFreezer string // the same in the v1 freezer, "" where there is none
+	CreddDir    string // v2 directory of credd's own cgroup
+	Sentinel    string // a file whose existence stops everything
+	UID, GID    int    // killswitchd's own uid, and the instance's group
+	Timing      Timing
+}
+
+// Switch fires stops and enforces tags. Make it with New and call Run once; everything else is safe for
+// concurrent use, before and during Run.
+type Switch struct {
+	cfg   Config
+	t     Timing
+	audit *courier
+
+	mu       sync.Mutex // guards the fields below; never held across a system call
+	running  map[string]*run
+	hanging  map[string]*hung
+	released map[string]wire.Tag
+
+	flagMu  sync.Mutex     // held while enforcement or a release writes the global stop flag; never by a stop
+	stops   sync.WaitGroup // stops under way
+	life    context.Context
+	endLife context.CancelFunc // called when Run ends
+	enforce enforcer           // the credd fields: slow loop only; the rest: fast loop only
+}
+
+// New returns a Switch with the tags that hang on disk already in force: from now on Clear refuses what they
+// cover. Enforcement begins with Run.
+func New(cfg Config) *Switch {
+	s := &Switch{
+		cfg: cfg, t: cfg.Timing.fill(), audit: newCourier(cfg.Audit, cfg.Metrics),
+		running: map[string]*run{}, hanging: map[string]*hung{}, released: map[string]wire.Tag{},
+	}
+	s.life, s.endLife = context.WithCancel(context.Background())
+	hanging, released, damaged := cfg.Tags.Load()
+	for _, t := range released {
+		s.released[t.Stop] = t
+	}
+	for _, t := range damaged {
+		s.hanging[t.Stop] = &hung{tag: t, kept: true, damaged: true}
+		cfg.Log.Error("a tag file cannot be read: treating it as a tag on everything", "stop", t.Stop, "reason", t.Reason)
+	}
+	for _, t := range hanging {
+		s.hanging[t.Stop] = &hung{tag: t, kept: true}
+		cfg.Log.Warn("a tag hangs", "stop", t.Stop, "scope", scopeText(t.Scope), "by", t.By, "reason", t.Reason)
+	}
+	cfg.Metrics.TagsHanging(len(s.hanging))
+	return s
+}
+
+// Wait returns when no stop is under way any more and what was to be recorded was handed over, or when ctx
+// ends.
+func (s *Switch) Wait(ctx context.Context) {
+	done := make(chan struct{})
+	go func() { s.stops.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-ctx.Done():
+	}
+	s.audit.flush(ctx)
+}
+
+// newID returns a ULID.
+func newID() string { return ulid.MustNew(ulid.Now(), rand.Reader).String() }
