@@ -1,0 +1,64 @@
+package dnsfilter
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+
+	"tagout/internal/control"
+	"tagout/internal/reason"
+	"tagout/internal/session"
+	"tagout/internal/wire"
+)
+
+// Routes adds the filter's control routes, as package wire lists them, to mux.
+func (f *Filter) Routes(mux *http.ServeMux) {
+	mux.HandleFunc("PUT /v1/sessions/{kid}", control.Admit(f.putSession, f.cfg.Sandboxd))
+	mux.HandleFunc("DELETE /v1/sessions/{kid}", control.Admit(f.deleteSession, f.cfg.Sandboxd))
+	mux.HandleFunc("POST /v1/names", control.Admit(f.findName, f.cfg.Proxy))
+}
+
+func (f *Filter) putSession(w http.ResponseWriter, r *http.Request) {
+	var doc session.Session
+	if !control.Read(w, r, &doc) {
+		return
+	}
+	if doc.Kid != r.PathValue("kid") {
+		control.Refuse(w, http.StatusBadRequest, reason.Malformed, fmt.Sprintf("loading a session: the document is kid %q's", doc.Kid))
+		return
+	}
+	switch err := f.load(&doc); {
+	case err == nil:
+		control.Reply(w, wire.Ack{Kid: doc.Kid, Generation: doc.Generation})
+	case errors.Is(err, errConflict):
+		control.Refuse(w, http.StatusConflict, reason.PolicyNotLoaded, err.Error())
+	default:
+		control.Refuse(w, http.StatusUnprocessableEntity, reason.PolicyNotLoaded, err.Error())
+	}
+}
+
+func (f *Filter) deleteSession(w http.ResponseWriter, r *http.Request) {
+	if err := f.unload(r.PathValue("kid")); err != nil {
+		control.Refuse(w, http.StatusInternalServerError, reason.Internal, err.Error())
+		return
+	}
+	control.Reply(w, struct{}{})
+}
+
+func (f *Filter) findName(w http.ResponseWriter, r *http.Request) {
+	var q wire.NameQuery
+	if !control.Read(w, r, &q) {
+		return
+	}
+	k := f.sessions.byMark(q.Mark)
+	if k == nil {
+		control.Refuse(w, http.StatusNotFound, reason.UnknownSession, fmt.Sprintf("no session has mark %#x", q.Mark))
+		return
+	}
+	name, ok := k.nameOf(q.Addr)
+	if !ok {
+		control.Refuse(w, http.StatusNotFound, reason.VirtualUnknown, fmt.Sprintf("%s was not given out in session %s", q.Addr, k.doc.ID))
+		return
+	}
+	control.Reply(w, wire.Name{Name: name})
+}
