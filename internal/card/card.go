@@ -109,8 +109,8 @@ func Parse(file string, data []byte) (*Card, error) {
 }
 
 func (c *Card) read(m strictyaml.Map) {
-	wantConst(m.Need("apiVersion"), APIVersion)
-	wantConst(m.Need("kind"), Kind)
+	m.Need("apiVersion").Const(APIVersion)
+	m.Need("kind").Const(Kind)
 	c.readName(m.Need("name"))
 	c.Task = readSentence(m.Need("task"), 200)
 	c.readImage(m.Need("image"))
@@ -120,12 +120,6 @@ func (c *Card) read(m strictyaml.Map) {
 	c.Filesystem = readFilesystem(m.Get("filesystem"))
 	c.Limits = readLimits(m.Get("limits"))
 	c.Stop = readStop(m.Need("stop"))
-}
-
-func wantConst(v strictyaml.Value, want string) {
-	if got, ok := v.Text(); ok && got != want {
-		v.Refuse("write `"+want+"` instead", "this build does not know %s", strictyaml.Quote(got))
-	}
 }
 
 func (c *Card) readName(v strictyaml.Value) {

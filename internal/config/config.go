@@ -1,32 +1,74 @@
 // Package config reads the box's configuration file: where the real internet's resolvers are, which extra
-// certificate authorities count, where alerts go, who may give orders.
+// certificate authorities count, where alerts go, who may give orders. The file is read strictly: unknown
+// keys and bad values are refused, all at once, each with its line and column and with what to write instead.
 package config
 
 import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 
 	"github.com/goccy/go-yaml"
+
+	"tagout/internal/strictyaml"
 )
 
-// Box is one instance's configuration.
+// APIVersion and Kind are the first lines of every box configuration.
+const (
+	APIVersion = "tagout/v1"
+	Kind       = "Box"
+)
+
+// Roles that an authority can have.
+const (
+	RoleSpawn   = "spawn"
+	RoleGrant   = "grant"
+	RoleStop    = "stop"
+	RoleRelease = "release"
+)
+
+// Errors is everything that is wrong with a configuration; Parse returns no other error.
+type Errors = strictyaml.Problems
+
+// Box is one instance's configuration. Everything but Resolvers may be empty.
 type Box struct {
 	Resolvers     []netip.AddrPort  // never empty
-	UpstreamCAs   []string          // PEM files trusted beside the system's
-	AlertWebhook  string            // URL, empty: no alerts are sent
+	UpstreamCAs   []string          // PEM files (absolute paths) trusted beside the system's
+	AlertWebhook  string            // http or https URL; empty: no alerts are sent
 	MetricsListen map[string]string // daemon -> address:port, for those that also serve metrics over TCP
-	Authorities   []Authority
-	DenySecrets   []string // vault names (globs) that can never be granted, beside payment_*
+	Authorities   []Authority       // each name once
+	DenySecrets   []string          // vault names (path.Match globs) that can never be granted, beside payment_*
 }
 
 // Authority is a named person who may give orders.
 type Authority struct {
 	Name  string   `yaml:"name"`
-	Roles []string `yaml:"roles"`
+	Roles []string `yaml:"roles"` // of spawn, grant, stop, release; never empty
 }
 
-// boxFile is the file's form.
+// May says whether the configuration names somebody with that role. A box without authorities gives no role
+// to anybody.
+func (b *Box) May(name, role string) bool {
+	return slices.ContainsFunc(b.Authorities, func(a Authority) bool {
+		return a.Name == name && slices.Contains(a.Roles, role)
+	})
+}
+
+// Load reads the file at path. The error is an Errors or the file system's.
+func Load(path string) (*Box, error) {
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("reading the box's configuration: %w", err)
+	}
+	b, err := Parse(path, raw)
+	if err != nil {
+		return nil, fmt.Errorf("reading the box's configuration: %w", err)
+	}
+	return b, nil
+}
+
+// boxFile is the file's form, for writing.
 type boxFile struct {
 	APIVersion    string            `yaml:"apiVersion"`
 	Kind          string            `yaml:"kind"`
@@ -38,31 +80,12 @@ type boxFile struct {
 	DenySecrets   []string          `yaml:"denySecrets,omitempty"`
 }
 
-// Load reads the file at path.
-func Load(path string) (*Box, error) {
-	raw, err := os.ReadFile(path)
-	if err != nil {
-		return nil, fmt.Errorf("reading the box's configuration: %w", err)
-	}
-	var f boxFile
-	if err := yaml.UnmarshalWithOptions(raw, &f, yaml.Strict()); err != nil {
-		return nil, fmt.Errorf("reading the box's configuration %s: %w", path, err)
-	}
-	b := &Box{UpstreamCAs: f.UpstreamCAs, AlertWebhook: f.AlertWebhook, MetricsListen: f.MetricsListen, Authorities: f.Authorities, DenySecrets: f.DenySecrets}
-	for _, r := range f.Resolvers {
-		ap, err := netip.ParseAddrPort(r)
-		if err != nil {
-			return nil, fmt.Errorf("reading the box's configuration %s: resolver %q: write address:port: %w", path, r, err)
-		}
-		b.Resolvers = append(b.Resolvers, ap)
-	}
-	return b, nil
-}
-
-// Marshal returns the file that Load reads back.
+// Marshal returns the file that Load reads back. It does not check b.
 func (b *Box) Marshal() ([]byte, error) {
-	f := boxFile{APIVersion: "tagout/v1", Kind: "Box", UpstreamCAs: b.UpstreamCAs, AlertWebhook: b.AlertWebhook,
-		MetricsListen: b.MetricsListen, Authorities: b.Authorities, DenySecrets: b.DenySecrets}
+	f := boxFile{
+		APIVersion: APIVersion, Kind: Kind, UpstreamCAs: b.UpstreamCAs, AlertWebhook: b.AlertWebhook,
+		MetricsListen: b.MetricsListen, Authorities: b.Authorities, DenySecrets: b.DenySecrets,
+	}
 	for _, r := range b.Resolvers {
 		f.Resolvers = append(f.Resolvers, r.String())
 	}

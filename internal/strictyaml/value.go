@@ -76,6 +76,13 @@ func (v Value) Text() (string, bool) {
 	return "", false
 }
 
+// Const reports any other text than want.
+func (v Value) Const(want string) {
+	if got, ok := v.Text(); ok && got != want {
+		v.Refuse("write `"+want+"` instead", "this build does not know %s", Quote(got))
+	}
+}
+
 var decimal = regexp.MustCompile(`^-?(0|[1-9][0-9]*)$`)
 
 // Int returns a whole number written in plain decimal.

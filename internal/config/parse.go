@@ -1,0 +1,211 @@
+package config
+
+import (
+	"net/netip"
+	"net/url"
+	"path"
+	"slices"
+	"strings"
+	"unicode"
+
+	"tagout/internal/instance"
+	"tagout/internal/strictyaml"
+)
+
+var (
+	boxKeys = []strictyaml.Key{
+		{Name: "apiVersion", Example: APIVersion},
+		{Name: "kind", Example: Kind},
+		{Name: "resolvers", Example: `["192.0.2.53:53"]`},
+		{Name: "upstreamCAs", Example: "[/etc/tagout/extra-ca.pem]"},
+		{Name: "alertWebhook", Example: "https://alerts.example.com/tagout"},
+		{Name: "metricsListen", Example: `{proxy: "127.0.0.1:9101"}`},
+		{Name: "authorities", Example: `[{name: "Ada Operator", roles: [stop, release]}]`},
+		{Name: "denySecrets", Example: "[root_*]"},
+	}
+	authorityKeys = []strictyaml.Key{
+		{Name: "name", Example: `"Ada Operator"`},
+		{Name: "roles", Example: "[stop, release]"},
+	}
+	roles = []string{RoleSpawn, RoleGrant, RoleStop, RoleRelease}
+)
+
+// Parse reads a configuration. file is what messages call it. The error is an Errors.
+func Parse(file string, data []byte) (*Box, error) {
+	doc, root := strictyaml.Parse(file, data)
+	m, _ := root.Map(boxKeys...)
+	m.Need("apiVersion").Const(APIVersion)
+	m.Need("kind").Const(Kind)
+	b := &Box{
+		Resolvers:     readResolvers(m.Need("resolvers")),
+		UpstreamCAs:   readFiles(m.Get("upstreamCAs")),
+		AlertWebhook:  readWebhook(m.Get("alertWebhook")),
+		MetricsListen: readListen(m.Get("metricsListen")),
+		Authorities:   readAuthorities(m.Get("authorities")),
+		DenySecrets:   readGlobs(m.Get("denySecrets")),
+	}
+	if err := doc.Err(); err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+func readResolvers(v strictyaml.Value) []netip.AddrPort {
+	var out []netip.AddrPort
+	texts := v.Texts()
+	if v.IsList() && len(texts) == 0 {
+		v.Refuse("write the resolvers of /etc/resolv.conf, such as `resolvers: [\"192.0.2.53:53\"]`", "there is no resolver, so no host would be reachable")
+	}
+	for _, at := range texts {
+		ap, ok := readAddrPort(at, "53")
+		switch {
+		case !ok:
+		case slices.Contains(out, ap):
+			at.Refuse("remove it", "%s is in this list already", ap)
+		default:
+			out = append(out, ap)
+		}
+	}
+	return out
+}
+
+// readAddrPort reads an address with a port, neither of them a wildcard.
+func readAddrPort(at strictyaml.TextAt, port string) (netip.AddrPort, bool) {
+	ap, err := netip.ParseAddrPort(at.Text)
+	if err == nil && ap.Port() != 0 && !ap.Addr().IsUnspecified() && !ap.Addr().IsMulticast() {
+		return ap, true
+	}
+	fix := "write one address and a port, such as `\"127.0.0.1:" + port + "\"`"
+	if a, err := netip.ParseAddr(strings.Trim(at.Text, "[]")); err == nil && !a.IsUnspecified() {
+		fix = "write `\"" + netip.AddrPortFrom(a, 0).String()
+		fix = strings.TrimSuffix(fix, "0") + port + "\"` instead"
+	}
+	at.Refuse(fix, "%s is not an address with a port", strictyaml.Quote(at.Text))
+	return netip.AddrPort{}, false
+}
+
+func readFiles(v strictyaml.Value) []string {
+	var out []string
+	for _, at := range v.Texts() {
+		switch {
+		case !path.IsAbs(at.Text) || strings.IndexFunc(at.Text, unicode.IsControl) >= 0:
+			at.Refuse("write an absolute path, such as `/etc/tagout/extra-ca.pem`", "%s is not an absolute path", strictyaml.Quote(at.Text))
+		case slices.Contains(out, at.Text):
+			at.Refuse("remove it", "%s is in this list already", strictyaml.Quote(at.Text))
+		default:
+			out = append(out, at.Text)
+		}
+	}
+	return out
+}
+
+// readWebhook never quotes the URL: its path is often a secret.
+func readWebhook(v strictyaml.Value) string {
+	s, ok := v.Text()
+	if !ok {
+		return ""
+	}
+	u, err := url.Parse(s)
+	switch {
+	case err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https":
+		v.Refuse("write a whole URL, such as `https://alerts.example.com/tagout`, or remove the key", "alertWebhook is not an http or https URL")
+	case u.User != nil:
+		v.Refuse("put the secret into the URL's path instead", "alertWebhook has a user or a password in it")
+	case u.Fragment != "":
+		v.Refuse("remove what follows the #", "alertWebhook has a fragment, which is never sent")
+	}
+	return s
+}
+
+func readListen(v strictyaml.Value) map[string]string {
+	entries, _ := v.Entries()
+	if len(entries) == 0 {
+		return nil
+	}
+	out := map[string]string{}
+	taken := map[netip.AddrPort]string{}
+	for _, e := range entries {
+		daemon := e.Key.Text
+		if !slices.Contains(instance.Daemons(), daemon) {
+			fix := "write one of " + strings.Join(instance.Daemons(), ", ") + " instead"
+			if near := strictyaml.Nearest(daemon, instance.Daemons()); near != "" {
+				fix = "write `" + near + ":` instead"
+			}
+			e.Key.Refuse(fix, "no daemon is called %s", strictyaml.Quote(daemon))
+			continue
+		}
+		s, ok := e.Value.Text()
+		if !ok {
+			continue
+		}
+		ap, ok := readAddrPort(strictyaml.TextAt{Value: e.Value, Text: s}, "9101")
+		if !ok {
+			continue
+		}
+		if other, twice := taken[ap]; twice {
+			e.Value.Refuse("write another port", "%s listens on %s already", other, ap)
+			continue
+		}
+		taken[ap] = daemon
+		out[daemon] = ap.String()
+	}
+	return out
+}
+
+func readAuthorities(v strictyaml.Value) []Authority {
+	var out []Authority
+	for _, entry := range v.List() {
+		m, ok := entry.Map(authorityKeys...)
+		if !ok {
+			continue
+		}
+		a := Authority{Roles: readRoles(m.Need("roles"))}
+		name := m.Need("name")
+		if s, ok := name.Text(); ok {
+			a.Name = s
+			switch {
+			case strings.TrimSpace(s) != s || s == "" || len([]rune(s)) > 64 || strings.IndexFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) >= 0:
+				name.Refuse("write the person's name in 1 to 64 printable characters", "%s cannot name an authority", strictyaml.Quote(s))
+			case slices.ContainsFunc(out, func(o Authority) bool { return o.Name == s }):
+				name.Refuse("put all roles into one entry", "%s is in this list already", strictyaml.Quote(s))
+			}
+		}
+		out = append(out, a)
+	}
+	return out
+}
+
+func readRoles(v strictyaml.Value) []string {
+	var out []string
+	texts := v.Texts()
+	if v.IsList() && len(texts) == 0 {
+		v.Refuse("write at least one of "+strings.Join(roles, ", "), "the list of roles is empty")
+	}
+	for _, at := range texts {
+		switch {
+		case !slices.Contains(roles, at.Text):
+			fix := "write one of " + strings.Join(roles, ", ") + " instead"
+			if near := strictyaml.Nearest(at.Text, roles); near != "" {
+				fix = "write `" + near + "` instead"
+			}
+			at.Refuse(fix, "unknown role %s", strictyaml.Quote(at.Text))
+		case slices.Contains(out, at.Text):
+			at.Refuse("remove it", "%s is in this list already", at.Text)
+		default:
+			out = append(out, at.Text)
+		}
+	}
+	return out
+}
+
+func readGlobs(v strictyaml.Value) []string {
+	var out []string
+	for _, at := range v.Texts() {
+		if _, err := path.Match(at.Text, ""); err != nil || at.Text == "" {
+			at.Refuse("write a secret's name, with * for any characters, such as `root_*`", "%s is not a pattern", strictyaml.Quote(at.Text))
+			continue
+		}
+		out = append(out, at.Text)
+	}
+	return out
+}
