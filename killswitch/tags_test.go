@@ -1,0 +1,225 @@
+package killswitch
+
+import (
+	"errors"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tagout/internal/audit"
+	"tagout/internal/reason"
+	"tagout/internal/testroot"
+	"tagout/internal/wire"
+)
+
+func sample(stop string) wire.Tag {
+	return wire.Tag{Stop: stop, Scope: wire.Scope{Kid: "a1"}, Layers: wire.AllLayers(), Marks: []uint32{7}, By: "ada", Cause: CauseOrder, Placed: time.Now().UTC()}
+}
+
+func TestTagFilesSurvive(t *testing.T) {
+	dir := t.TempDir()
+	f := NewTagFiles(dir)
+	for _, id := range []string{"01A", "01B"} {
+		if err := f.Put(sample(id)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	gone := sample("01B")
+	gone.Released, gone.ReleasedBy = time.Now(), "ada"
+	if err := f.Release(gone); err != nil {
+		t.Fatal(err)
+	}
+	hanging, released, damaged := NewTagFiles(dir).Load()
+	if len(hanging) != 1 || hanging[0].Stop != "01A" || hanging[0].Marks[0] != 7 || len(released) != 1 || released[0].ReleasedBy != "ada" || len(damaged) != 0 {
+		t.Errorf("hanging %+v, released %+v, damaged %+v", hanging, released, damaged)
+	}
+}
+
+func TestUnreadableTagsAreTagsOnEverything(t *testing.T) {
+	whole := `{"stop":"01A","scope":{"kid":"a1"},"layers":["session"],"by":"ada"}`
+	for name, c := range map[string]struct {
+		file, text string
+		hanging    int
+	}{
+		"torn":              {"01A.json", whole[:20], 0},
+		"empty":             {"01A.json", "", 0},
+		"another's name":    {"01B.json", whole, 0},
+		"no scope":          {"01A.json", `{"stop":"01A","layers":["session"]}`, 0},
+		"no layer":          {"01A.json", `{"stop":"01A","scope":{"all":true}}`, 0},
+		"a crash's rest":    {".new-01A.json", whole[:20], 0},
+		"a crash, complete": {".new-01A.json", whole, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			f := NewTagFiles(dir)
+			if err := os.WriteFile(filepath.Join(dir, c.file), []byte(c.text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			hanging, _, damaged := f.Load()
+			if len(hanging) != c.hanging || len(damaged) != 1-c.hanging {
+				t.Fatalf("hanging %+v, damaged %+v", hanging, damaged)
+			}
+			if c.hanging == 1 {
+				return
+			}
+			if d := damaged[0]; !d.Scope.All || len(d.Layers) != 3 || !strings.Contains(d.Reason, filepath.Join(dir, c.file)) {
+				t.Errorf("damaged %+v", d)
+			}
+			g := newRig(t, "a1")
+			g.load = f.Load
+			s := g.sw()
+			if _, ok := s.Clear(wire.Scope{Kid: "new", Card: "any"}); ok {
+				t.Error("a spawn is cleared under a tag that cannot be read")
+			}
+			var no *Refusal
+			if _, err := s.Release(wire.ReleaseRequest{Stop: damaged[0].Stop, By: damaged[0].By}); !errors.As(err, &no) || !strings.Contains(no.Detail, "remove it") {
+				t.Errorf("release of it: %v", err)
+			}
+		})
+	}
+	if _, _, damaged := (TagFiles{dir: "/nonexistent/tags"}).Load(); len(damaged) != 1 {
+		t.Errorf("a directory that cannot be read: %+v", damaged)
+	}
+}
+
+// TestTagFilesOnAFullDisk fills a real, tiny tmpfs: nothing torn may be left, and Put works again after that.
+func TestTagFilesOnAFullDisk(t *testing.T) {
+	testroot.Require(t)
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=16k"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	f := NewTagFiles(dir)
+	ballast := filepath.Join(dir, "ballast")
+	if err := os.WriteFile(ballast, make([]byte, 64<<10), 0o600); !errors.Is(err, unix.ENOSPC) {
+		t.Fatalf("filling the disk: %v", err)
+	}
+	if err := f.Put(sample("01A")); !errors.Is(err, unix.ENOSPC) {
+		t.Fatalf("Put on a full disk: %v", err)
+	}
+	if hanging, _, damaged := f.Load(); len(hanging)+len(damaged) != 0 {
+		t.Errorf("left behind: %+v %+v", hanging, damaged)
+	}
+	if err := os.Remove(ballast); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Put(sample("01A")); err != nil {
+		t.Fatal(err)
+	}
+	if hanging, _, _ := f.Load(); len(hanging) != 1 {
+		t.Errorf("hanging %+v", hanging)
+	}
+}
+
+func TestClear(t *testing.T) {
+	g := newRig(t, "a1", "b1")
+	s := g.sw()
+	order(t, s, wire.Scope{Card: "card-a"})
+	for sc, want := range map[wire.Scope]bool{
+		{Kid: "new", Card: "card-a"}: false,
+		{Kid: "new", Card: "card-b"}: true,
+		{Card: "card-a"}:             false,
+		{Kid: "b1"}:                  true,
+		{All: true}:                  true,
+	} {
+		if _, ok := s.Clear(sc); ok != want {
+			t.Errorf("%+v: clear %v, want %v", sc, ok, want)
+		}
+	}
+	order(t, s, wire.Scope{All: true})
+	if _, ok := s.Clear(wire.Scope{Kid: "new", Card: "card-b"}); ok {
+		t.Error("clear under a tag on everything")
+	}
+}
+
+// TestRelease is S16.
+func TestRelease(t *testing.T) {
+	g := newRig(t, "a1", "b1")
+	s := g.sw()
+	running(t, s)
+	one := order(t, s, wire.Scope{All: true}, wire.LayerNetwork).Stop
+	two := order(t, s, wire.Scope{All: true}, wire.LayerNetwork).Stop
+	refused := func(stop, by string, status int, text string) {
+		t.Helper()
+		_, err := s.Release(wire.ReleaseRequest{Stop: stop, By: by})
+		var no *Refusal
+		if !errors.As(err, &no) || no.Status != status || !strings.Contains(no.Detail, text) {
+			t.Errorf("release by %s: %v, want %d with %q", by, err, status, text)
+		}
+	}
+	refused(one, "eve", http.StatusForbidden, "only ada can release it")
+	refused("nope", "ada", http.StatusNotFound, "no tag")
+	if _, err := s.Release(wire.ReleaseRequest{Stop: one, By: "ada"}); err != nil {
+		t.Fatal(err)
+	}
+	if !g.flag {
+		t.Error("the global flag came off while another tag on everything hangs")
+	}
+	if _, err := s.Release(wire.ReleaseRequest{Stop: two, By: "ada"}); err != nil {
+		t.Fatal(err)
+	}
+	refused(two, "ada", http.StatusConflict, "already released by ada")
+	waitFor(t, "the flag off", func() bool { on, err := g.AllStopped(); return !on && err == nil })
+	for kid, d := range g.docs {
+		if on, err := g.Stopped(d.Mark); !on || err != nil {
+			t.Errorf("the release re-activated the session of %s", kid)
+		}
+	}
+	if tag, ok := s.Clear(wire.Scope{Kid: "new"}); !ok {
+		t.Errorf("still hangs: %+v", tag)
+	}
+	waitFor(t, "three refusals and two releases on record", func() bool {
+		no := g.recorded(audit.EventReleaseRefused)
+		return len(no) == 3 && no[0].Outcome == audit.OutcomeDeny && no[0].Reason == reason.Tagged && len(g.recorded(audit.EventTagReleased)) == 2
+	})
+}
+
+// TestReleaseFailsClosed: what cannot be pinned or noted keeps the tag, and the flag.
+func TestReleaseFailsClosed(t *testing.T) {
+	g := newRig(t, "a1")
+	s := g.sw()
+	stop := order(t, s, wire.Scope{All: true}, wire.LayerNetwork).Stop
+	running(t, s)
+	g.mu.Lock()
+	g.state[99] = false // a session that no document tells of
+	g.cut = func(m uint32) error {
+		if m == 99 {
+			return errors.New("map is gone")
+		}
+		return g.reallyCut(m)
+	}
+	g.mu.Unlock()
+	if _, err := s.Release(wire.ReleaseRequest{Stop: stop, By: "ada"}); err == nil || !g.flag {
+		t.Errorf("released with a session that could not be pinned: %v, flag %v", err, g.flag)
+	}
+	g.mu.Lock()
+	g.cut = nil
+	g.release = func(wire.Tag) error { return errors.New("no space left on device") }
+	g.mu.Unlock()
+	if _, err := s.Release(wire.ReleaseRequest{Stop: stop, By: "ada"}); err == nil {
+		t.Error("released without the disk knowing")
+	}
+	waitFor(t, "the flag on again", func() bool { on, err := g.AllStopped(); return on && err == nil })
+	if _, ok := s.Clear(wire.Scope{Kid: "x"}); ok {
+		t.Error("the tag is gone")
+	}
+	g.mu.Lock()
+	g.release = nil
+	g.mu.Unlock()
+	if _, err := s.Release(wire.ReleaseRequest{Stop: stop, By: "ada"}); err != nil {
+		t.Error(err)
+	}
+	if on, err := g.Stopped(99); !on || err != nil {
+		t.Error("a session without a document came back")
+	}
+}
