@@ -26,11 +26,15 @@ func TestMain(m *testing.M) {
 		helperMain(os.Stdin, os.Stdout)
 		return
 	}
+	if dir := os.Getenv(pinsEnv); dir != "" {
+		pinsMain(dir)
+		return
+	}
 	os.Exit(m.Run())
 }
 
 type request struct {
-	Op                  string // socket, bind, connect, sendto, send, recv, mark, listen, accept, name, close
+	Op                  string // socket, bind, connect, sendto, send, recv, wait, mark, listen, accept, name, close
 	FD                  int
 	Domain, Type, Proto int
 	Addr                netip.AddrPort
@@ -68,6 +72,7 @@ func (r request) do() (a answer, err error) {
 		if err == nil {
 			tv := unix.Timeval{Sec: 2}
 			_ = unix.SetsockoptTimeval(a.N, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv)
+			tv = unix.Timeval{Usec: 700_000} // connects within the machine take none of it
 			_ = unix.SetsockoptTimeval(a.N, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &tv)
 			_ = unix.SetsockoptInt(a.N, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
 		}
@@ -81,6 +86,8 @@ func (r request) do() (a answer, err error) {
 		a.N, err = unix.Write(r.FD, make([]byte, r.Len))
 	case "recv":
 		a.N, err = unix.Read(r.FD, make([]byte, 65536))
+	case "wait": // for something to read, Len milliseconds
+		a.N, err = unix.Poll([]unix.PollFd{{Fd: int32(r.FD), Events: unix.POLLIN}}, r.Len) //nolint:gosec // a descriptor
 	case "mark":
 		err = unix.SetsockoptInt(r.FD, unix.SOL_SOCKET, unix.SO_MARK, r.Len)
 	case "listen":
@@ -129,7 +136,7 @@ func startHelper(t testing.TB, cgroup string) *helper {
 	must(t, err)
 	defer dir.Close()
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), helperEnv+"=1")
+	cmd.Env = append(os.Environ(), helperEnv+"=1", "GODEBUG=asyncpreemptoff=1") // no signals: they end calls with EINTR
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(dir.Fd()), Pdeathsig: syscall.SIGKILL}
 	in, err := cmd.StdinPipe()
@@ -216,6 +223,11 @@ func (w *world) build(t testing.TB) {
 	eth := up(t, h, "eth0", tKid.String()+"/31", "2001:db8::2/64")
 	up(t, h, "lo")
 	must(t, h.RouteAdd(&netlink.Route{LinkIndex: eth.Attrs().Index, Gw: tHost.AsSlice()}))
+	eventually(t, "both ends of the link to come up", func() bool {
+		near, err := netlink.LinkByIndex(w.link)
+		far, err2 := h.LinkByName("eth0")
+		return err == nil && err2 == nil && near.Attrs().OperState == netlink.OperUp && far.Attrs().OperState == netlink.OperUp
+	})
 }
 
 // start runs a helper inside the kid's namespace.

@@ -74,7 +74,25 @@ func load(consts constants, old map[string]*ebpf.Map) (*ebpf.Collection, error) 
 	if err != nil {
 		return nil, fmt.Errorf("loading (run `tagout doctor` to see what the kernel lacks): %w", err)
 	}
+	if err := bindMaps(coll); err != nil {
+		coll.Close()
+		return nil, err
+	}
 	return coll, nil
+}
+
+// bindMaps ties every map to a program that is always attached to the kids, so that findMaps gets all of them
+// back when the pins are gone.
+func bindMaps(coll *ebpf.Collection) error {
+	for name, m := range coll.Maps {
+		if !isOurMap(name) {
+			continue
+		}
+		if err := coll.Programs[tagoutProgTagoutSocket].BindMap(m); err != nil {
+			return fmt.Errorf("binding map %s (needs Linux 5.10): %w", name, err)
+		}
+	}
+	return nil
 }
 
 func checkLayout(spec *ebpf.CollectionSpec, old map[string]*ebpf.Map) error {

@@ -21,7 +21,8 @@ type Maps struct {
 }
 
 // Open opens the maps pinned in pinDir, each for reading and writing, or for reading alone where the file's
-// mode allows no more. A map that may not even be read fails only when it is used. It fails with
+// mode allows no more. A map that may not even be read fails only when it is used; who may read none is refused
+// at once. It fails with
 // ErrNotInstalled where a map is missing and with ErrLayout where they are of another version.
 func Open(pinDir string) (*Maps, error) {
 	m, err := open(pinDir)
@@ -60,6 +61,10 @@ func open(pinDir string) (*Maps, error) {
 			closeMaps(m.maps)
 			return nil, fmt.Errorf("map %s: %w", name, err)
 		}
+	}
+	if err := m.denied[tagoutMapLayout]; err != nil {
+		closeMaps(m.maps) // the whole group may read it: this process has no business here
+		return nil, err
 	}
 	return m, nil
 }
