@@ -18,7 +18,7 @@ import (
 
 	"tagout/internal/policy"
 	"tagout/internal/session"
-	"tagout/internal/strictyaml"
+	"tagout/internal/yamlx"
 )
 
 // APIVersion and Kind are the first lines of every card.
@@ -28,7 +28,7 @@ const (
 )
 
 // Errors is everything that is wrong with a card; Parse returns no other error.
-type Errors = strictyaml.Problems
+type Errors = yamlx.Problems
 
 // Card is a card that passed every check. Names are canonical, sizes are bytes, and everything that was left
 // out has its default.
@@ -91,7 +91,7 @@ var (
 
 // Parse reads a card. file is what messages call it. The error is an Errors; with one, no card is returned.
 func Parse(file string, data []byte) (*Card, error) {
-	doc, root := strictyaml.Parse(file, data)
+	doc, root := yamlx.Parse(file, data)
 	c := &Card{Env: map[string]string{}}
 	m, _ := root.Map(cardKeys...)
 	c.read(m)
@@ -108,7 +108,7 @@ func Parse(file string, data []byte) (*Card, error) {
 	return c, nil
 }
 
-func (c *Card) read(m strictyaml.Map) {
+func (c *Card) read(m yamlx.Map) {
 	m.Need("apiVersion").Const(APIVersion)
 	m.Need("kind").Const(Kind)
 	c.readName(m.Need("name"))
@@ -122,24 +122,24 @@ func (c *Card) read(m strictyaml.Map) {
 	c.Stop = readStop(m.Need("stop"))
 }
 
-func (c *Card) readName(v strictyaml.Value) {
+func (c *Card) readName(v yamlx.Value) {
 	name, ok := v.Text()
 	if ok && !nameRE.MatchString(name) {
-		v.Refuse("write 1 to 32 lower-case letters, digits and hyphens, a letter first", "%s cannot name a card", strictyaml.Quote(name))
+		v.Refuse("write 1 to 32 lower-case letters, digits and hyphens, a letter first", "%s cannot name a card", yamlx.Quote(name))
 	}
 	c.Name = name
 }
 
-func (c *Card) readImage(v strictyaml.Value) {
+func (c *Card) readImage(v yamlx.Value) {
 	image, ok := v.Text()
 	if ok && !HasImage(image) {
-		v.Refuse("write `image: host` instead", "unknown image %s", strictyaml.Quote(image))
+		v.Refuse("write `image: host` instead", "unknown image %s", yamlx.Quote(image))
 	}
 	c.Image = image
 }
 
 // readSentence reads a line for people: not blank, printable, at most that many characters.
-func readSentence(v strictyaml.Value, most int) string {
+func readSentence(v yamlx.Value, most int) string {
 	s, ok := v.Text()
 	if !ok {
 		return ""

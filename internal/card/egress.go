@@ -11,7 +11,7 @@ import (
 
 	"tagout/internal/policy"
 	"tagout/internal/session"
-	"tagout/internal/strictyaml"
+	"tagout/internal/yamlx"
 )
 
 // endpoint is what one rule at most may name.
@@ -27,7 +27,7 @@ type egressReader struct {
 	denied  map[endpoint]bool
 }
 
-func readEgress(v strictyaml.Value, scope []session.Secret) policy.Spec {
+func readEgress(v yamlx.Value, scope []session.Secret) policy.Spec {
 	m, _ := v.Map(egressKeys...)
 	var spec policy.Spec
 	r := egressReader{scope: scope, allowed: map[endpoint]int{}, denied: map[endpoint]bool{}}
@@ -44,7 +44,7 @@ func readEgress(v strictyaml.Value, scope []session.Secret) policy.Spec {
 	return spec
 }
 
-func (r *egressReader) allow(m strictyaml.Map) policy.Rule {
+func (r *egressReader) allow(m yamlx.Map) policy.Rule {
 	rule := policy.Rule{Line: m.Line()}
 	rule.Host = readAllowHost(m.Need("host"))
 	ports := readPorts(m.Need("ports"))
@@ -80,7 +80,7 @@ func (r *egressReader) noteAllowed(host string, p portAt) {
 }
 
 // readAllowHost returns the canonical host of an allow rule, "" where it was refused.
-func readAllowHost(v strictyaml.Value) string {
+func readAllowHost(v yamlx.Value) string {
 	raw, ok := v.Text()
 	if !ok {
 		return ""
@@ -90,7 +90,7 @@ func readAllowHost(v strictyaml.Value) string {
 	case !ok:
 		return ""
 	case wild && isPublicSuffix(name):
-		v.Refuse(`write a name that one owner holds, such as "*.example.com"`, "%s would allow everybody's names under %s", strictyaml.Quote(raw), name)
+		v.Refuse(`write a name that one owner holds, such as "*.example.com"`, "%s would allow everybody's names under %s", yamlx.Quote(raw), name)
 		return ""
 	case slices.Contains(metadataNames, name):
 		v.Refuse("remove the rule", "%s hands out the machine's credentials and can never be allowed", name)
@@ -108,13 +108,13 @@ var metadataNames = []string{
 }
 
 // readPattern reads a host that may begin with "*.".
-func readPattern(v strictyaml.Value, raw string) (name string, wild, ok bool) {
+func readPattern(v yamlx.Value, raw string) (name string, wild, ok bool) {
 	switch {
 	case strings.TrimSpace(raw) == "":
 		v.Refuse("write a host name, such as `api.example.com`", "the host is empty")
 		return "", false, false
 	case raw == "*" || raw == "*.":
-		v.Refuse("name the hosts, one rule each", "%s would match every host", strictyaml.Quote(raw))
+		v.Refuse("name the hosts, one rule each", "%s would match every host", yamlx.Quote(raw))
 		return "", false, false
 	}
 	name, wild, err := policy.Pattern(raw)
@@ -129,7 +129,7 @@ func readPattern(v strictyaml.Value, raw string) (name string, wild, ok bool) {
 		case !errors.Is(err, policy.ErrNotPrivate):
 			what, fix = "an address that can never be allowed: "+err.Error(), "remove the rule"
 		}
-		v.Refuse(fix, "%s is %s", strictyaml.Quote(raw), what)
+		v.Refuse(fix, "%s is %s", yamlx.Quote(raw), what)
 		return "", false, false
 	}
 	var ne *policy.NameError
@@ -138,7 +138,7 @@ func readPattern(v strictyaml.Value, raw string) (name string, wild, ok bool) {
 		problem = ne.Problem
 	}
 	v.Refuse("write a host name, such as `api.example.com` or `\"*.example.com\"`, without scheme, port and path",
-		"%s cannot be a host: %s", strictyaml.Quote(raw), problem)
+		"%s cannot be a host: %s", yamlx.Quote(raw), problem)
 	return "", false, false
 }
 
@@ -154,11 +154,11 @@ func isPublicSuffix(name string) bool {
 
 // portAt is a port with the value that it was read from.
 type portAt struct {
-	strictyaml.Value
+	yamlx.Value
 	port uint16
 }
 
-func readPorts(v strictyaml.Value) []portAt {
+func readPorts(v yamlx.Value) []portAt {
 	entries := v.List()
 	if v.IsList() && len(entries) == 0 {
 		v.Refuse("write the ports, such as `ports: [443]`", "the list of ports is empty")
@@ -179,7 +179,7 @@ func readPorts(v strictyaml.Value) []portAt {
 	return out
 }
 
-func readProtocol(v strictyaml.Value) policy.Protocol {
+func readProtocol(v yamlx.Value) policy.Protocol {
 	s, ok := v.Text()
 	if !ok {
 		return ""
@@ -192,12 +192,12 @@ func readProtocol(v strictyaml.Value) policy.Protocol {
 	if strings.EqualFold(s, "https") || strings.EqualFold(s, "ssl") {
 		fix = "write `protocol: tls` instead"
 	}
-	v.Refuse(fix, "unknown protocol %s", strictyaml.Quote(s))
+	v.Refuse(fix, "unknown protocol %s", yamlx.Quote(s))
 	return ""
 }
 
 // readRequestLimits reads what only makes sense where requests can be read: credential, methods, paths.
-func (r *egressReader) readRequestLimits(m strictyaml.Map, rule *policy.Rule) {
+func (r *egressReader) readRequestLimits(m yamlx.Map, rule *policy.Rule) {
 	readable := rule.Protocol == policy.HTTP || rule.Protocol == policy.TLS && rule.Inspect || rule.Protocol == ""
 	for _, key := range []string{"credential", "methods", "paths"} {
 		if v := m.Get(key); v.Present() && !readable {
@@ -211,7 +211,7 @@ func (r *egressReader) readRequestLimits(m strictyaml.Map, rule *policy.Rule) {
 	if secret, ok := m.Get("credential").Text(); ok {
 		rule.Credential = secret
 		if !slices.ContainsFunc(r.scope, func(s session.Secret) bool { return s.Name == secret }) {
-			m.Get("credential").Refuse("add it to identity.scope, or remove it here", "the secret %s is not in identity.scope", strictyaml.Quote(secret))
+			m.Get("credential").Refuse("add it to identity.scope, or remove it here", "the secret %s is not in identity.scope", yamlx.Quote(secret))
 		}
 	}
 	rule.Methods = readUnique(m.Get("methods"), policy.CheckMethod, "write methods such as GET or POST, in capital letters")
@@ -220,7 +220,7 @@ func (r *egressReader) readRequestLimits(m strictyaml.Map, rule *policy.Rule) {
 
 // readUnique reads a list of texts that pass check, each once. An empty list is refused: leaving the key out
 // means "any", and an empty list reads like "none".
-func readUnique(v strictyaml.Value, check func(string) error, fix string) []string {
+func readUnique(v yamlx.Value, check func(string) error, fix string) []string {
 	var out []string
 	texts := v.Texts()
 	if v.IsList() && len(texts) == 0 {
@@ -232,7 +232,7 @@ func readUnique(v strictyaml.Value, check func(string) error, fix string) []stri
 			continue
 		}
 		if slices.Contains(out, at.Text) {
-			at.Refuse("remove it", "%s is in this list already", strictyaml.Quote(at.Text))
+			at.Refuse("remove it", "%s is in this list already", yamlx.Quote(at.Text))
 			continue
 		}
 		out = append(out, at.Text)
@@ -241,12 +241,12 @@ func readUnique(v strictyaml.Value, check func(string) error, fix string) []stri
 }
 
 // readGrants reads the private addresses that a host may resolve to.
-func readGrants(v strictyaml.Value) []netip.Prefix {
+func readGrants(v yamlx.Value) []netip.Prefix {
 	var out []netip.Prefix
 	for _, at := range v.Texts() {
 		prefix, ok := readPrefix(at.Text)
 		if !ok {
-			at.Refuse("write an address or a range, such as `10.0.0.5` or `10.0.0.0/24`", "%s is not an address", strictyaml.Quote(at.Text))
+			at.Refuse("write an address or a range, such as `10.0.0.5` or `10.0.0.0/24`", "%s is not an address", yamlx.Quote(at.Text))
 			continue
 		}
 		if err := policy.CheckGrant(prefix); err != nil {
@@ -271,7 +271,7 @@ func readPrefix(s string) (netip.Prefix, bool) {
 	return p, err == nil
 }
 
-func (r *egressReader) deny(m strictyaml.Map) policy.DenyRule {
+func (r *egressReader) deny(m yamlx.Map) policy.DenyRule {
 	rule := policy.DenyRule{Line: m.Line()}
 	host, address := m.Get("host"), m.Get("address")
 	switch {
@@ -292,7 +292,7 @@ func (r *egressReader) deny(m strictyaml.Map) policy.DenyRule {
 		prefix, isAddr := readPrefix(raw)
 		switch {
 		case !isAddr || prefix.Addr().Is4In6():
-			address.Refuse("write an address or a range, such as `10.0.0.0/8`", "%s is not an address", strictyaml.Quote(raw))
+			address.Refuse("write an address or a range, such as `10.0.0.0/8`", "%s is not an address", yamlx.Quote(raw))
 		case prefix != prefix.Masked():
 			address.Refuse("write `"+prefix.Masked().String()+"` instead", "%s has bits behind its length", raw)
 		default:
@@ -309,7 +309,7 @@ func (r *egressReader) deny(m strictyaml.Map) policy.DenyRule {
 
 // checkDenied reports deny rules that repeat another one or take back exactly what an allow rule gives: a
 // reader could not tell which of the two was meant.
-func (r *egressReader) checkDenied(m strictyaml.Map, rule policy.DenyRule, ports []portAt) {
+func (r *egressReader) checkDenied(m yamlx.Map, rule policy.DenyRule, ports []portAt) {
 	what := rule.Host
 	if rule.Address.IsValid() {
 		what = rule.Address.String()

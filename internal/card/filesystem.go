@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"strings"
 
-	"tagout/internal/strictyaml"
+	"tagout/internal/yamlx"
 )
 
 // Defaults and bounds of the writable places. They are held in memory.
@@ -24,7 +24,7 @@ const (
 	maxInputFiles = 256
 )
 
-func readFilesystem(v strictyaml.Value) Filesystem {
+func readFilesystem(v yamlx.Value) Filesystem {
 	m, _ := v.Map(filesystemKeys...)
 	return Filesystem{
 		Inputs:    readInputs(m.Get("inputs")),
@@ -33,7 +33,7 @@ func readFilesystem(v strictyaml.Value) Filesystem {
 	}
 }
 
-func readInputs(v strictyaml.Value) []Input {
+func readInputs(v yamlx.Value) []Input {
 	var out []Input
 	entries := v.List()
 	if len(entries) > maxInputFiles {
@@ -62,7 +62,7 @@ func readInputs(v strictyaml.Value) []Input {
 
 // readFrom reads a path that stays below the directory in which it is resolved. Symbolic links are the
 // copier's business: it must not follow one out.
-func readFrom(v strictyaml.Value) string {
+func readFrom(v yamlx.Value) string {
 	s, ok := v.Text()
 	if !ok {
 		return ""
@@ -70,20 +70,20 @@ func readFrom(v strictyaml.Value) string {
 	const fix = "write a relative path below the card's input directory, such as `run.sh`"
 	switch {
 	case s == "" || len(s) > maxPath || hasControl(s):
-		v.Refuse(fix, "%s is not a path", strictyaml.Quote(s))
+		v.Refuse(fix, "%s is not a path", yamlx.Quote(s))
 	case path.IsAbs(s):
-		v.Refuse(fix, "%s is absolute", strictyaml.Quote(s))
+		v.Refuse(fix, "%s is absolute", yamlx.Quote(s))
 	case strings.Contains("/"+s+"/", "/../"):
-		v.Refuse(fix, "%s contains ..", strictyaml.Quote(s))
+		v.Refuse(fix, "%s contains ..", yamlx.Quote(s))
 	case !filepath.IsLocal(s) || path.Clean(s) == ".":
-		v.Refuse(fix, "%s is not a file below it", strictyaml.Quote(s))
+		v.Refuse(fix, "%s is not a file below it", yamlx.Quote(s))
 	case path.Clean(s) != s:
-		v.Refuse("write `"+path.Clean(s)+"` instead", "%s is not written plainly", strictyaml.Quote(s))
+		v.Refuse("write `"+path.Clean(s)+"` instead", "%s is not written plainly", yamlx.Quote(s))
 	}
 	return s
 }
 
-func readTo(v strictyaml.Value) string {
+func readTo(v yamlx.Value) string {
 	s, ok := v.Text()
 	if !ok {
 		return ""
@@ -91,11 +91,11 @@ func readTo(v strictyaml.Value) string {
 	const fix = "write an absolute path below /workspace, such as `/workspace/run.sh`"
 	switch clean := path.Clean(s); {
 	case s == "" || len(s) > maxPath || hasControl(s):
-		v.Refuse(fix, "%s is not a path", strictyaml.Quote(s))
+		v.Refuse(fix, "%s is not a path", yamlx.Quote(s))
 	case !strings.HasPrefix(clean, workspaceDir):
-		v.Refuse(fix, "%s is not below /workspace", strictyaml.Quote(s))
+		v.Refuse(fix, "%s is not below /workspace", yamlx.Quote(s))
 	case clean != s:
-		v.Refuse("write `"+clean+"` instead", "%s is not written plainly", strictyaml.Quote(s))
+		v.Refuse("write `"+clean+"` instead", "%s is not written plainly", yamlx.Quote(s))
 	default:
 		return s
 	}
@@ -109,13 +109,13 @@ func hasControl(s string) bool {
 var modeRE = regexp.MustCompile(`^0?[0-7]{3}$`)
 
 // readMode reads permission bits in octal. They are a text, because YAML does not agree on octal numbers.
-func readMode(v strictyaml.Value) fs.FileMode {
+func readMode(v yamlx.Value) fs.FileMode {
 	s, ok := v.Text()
 	if !ok {
 		return defaultMode
 	}
 	if !modeRE.MatchString(s) {
-		v.Refuse("write permission bits in quotes, such as `\"0755\"`", "%s is not a file mode", strictyaml.Quote(s))
+		v.Refuse("write permission bits in quotes, such as `\"0755\"`", "%s is not a file mode", yamlx.Quote(s))
 		return defaultMode
 	}
 	n, _ := strconv.ParseUint(s, 8, 32) // the pattern leaves nothing to fail

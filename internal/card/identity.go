@@ -5,10 +5,10 @@ import (
 	"strings"
 
 	"tagout/internal/session"
-	"tagout/internal/strictyaml"
+	"tagout/internal/yamlx"
 )
 
-func readIdentity(v strictyaml.Value) []session.Secret {
+func readIdentity(v yamlx.Value) []session.Secret {
 	m, _ := v.Map(identityKeys...)
 	var out []session.Secret
 	for _, entry := range m.Get("scope").List() {
@@ -30,7 +30,7 @@ func readIdentity(v strictyaml.Value) []session.Secret {
 	return out
 }
 
-func readSecretName(v strictyaml.Value) string {
+func readSecretName(v yamlx.Value) string {
 	name, ok := v.Text()
 	switch {
 	case !ok:
@@ -41,15 +41,15 @@ func readSecretName(v strictyaml.Value) string {
 		v.Refuse("write the name that the secret has in the vault, never its value", "this looks like a secret's value")
 		return ""
 	case !secretRE.MatchString(name):
-		v.Refuse("write the name that the secret has in the vault: lower-case letters, digits and underscores", "%s cannot name a secret", strictyaml.Quote(name))
+		v.Refuse("write the name that the secret has in the vault: lower-case letters, digits and underscores", "%s cannot name a secret", yamlx.Quote(name))
 	}
 	return name
 }
 
-func readEnvName(v strictyaml.Value) string {
+func readEnvName(v yamlx.Value) string {
 	name, ok := v.Text()
 	if ok && !envRE.MatchString(name) {
-		v.Refuse("write letters, digits and underscores, such as `VENDOR_API_KEY`", "%s cannot name a variable", strictyaml.Quote(name))
+		v.Refuse("write letters, digits and underscores, such as `VENDOR_API_KEY`", "%s cannot name a variable", yamlx.Quote(name))
 		return ""
 	}
 	return name
@@ -58,7 +58,7 @@ func readEnvName(v strictyaml.Value) string {
 // maxEnvValue is well below the kernel's 128 KiB for one string (MAX_ARG_STRLEN).
 const maxEnvValue = 32 << 10
 
-func (c *Card) readEnv(v strictyaml.Value) {
+func (c *Card) readEnv(v yamlx.Value) {
 	entries, _ := v.Entries()
 	for _, e := range entries {
 		name := readEnvName(e.Key.Value)

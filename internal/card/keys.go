@@ -1,10 +1,10 @@
 package card
 
-import "tagout/internal/strictyaml"
+import "tagout/internal/yamlx"
 
 // The keys of a card. The published schema has exactly these; a test compares them.
 var (
-	cardKeys = []strictyaml.Key{
+	cardKeys = []yamlx.Key{
 		{Name: "apiVersion", Example: APIVersion},
 		{Name: "kind", Example: Kind},
 		{Name: "name", Example: "practice"},
@@ -17,11 +17,11 @@ var (
 		{Name: "limits", Example: "{pids: 128}"},
 		{Name: "stop", Example: `{authority: "Ada Operator", maxTime: 60s}`},
 	}
-	egressKeys = []strictyaml.Key{
+	egressKeys = []yamlx.Key{
 		{Name: "allow", Example: "[{host: api.example.com, ports: [443], protocol: tls}]"},
 		{Name: "deny", Example: "[{host: \"*.example.org\"}]"},
 	}
-	allowKeys = []strictyaml.Key{
+	allowKeys = []yamlx.Key{
 		{Name: "host", Example: "api.example.com"},
 		{Name: "ports", Example: "[443]"},
 		{Name: "protocol", Example: "tls"},
@@ -31,35 +31,35 @@ var (
 		{Name: "paths", Example: `["/v1/*"]`},
 		{Name: "addresses", Example: `["10.0.0.5"]`},
 	}
-	denyKeys = []strictyaml.Key{
+	denyKeys = []yamlx.Key{
 		{Name: "host", Example: `"*.example.org"`},
 		{Name: "address", Example: `"10.0.0.0/8"`},
 		{Name: "ports", Example: "[25]"},
 	}
-	filesystemKeys = []strictyaml.Key{
+	filesystemKeys = []yamlx.Key{
 		{Name: "inputs", Example: "[{from: run.sh, to: /workspace/run.sh}]"},
 		{Name: "workspace", Example: "64MiB"},
 		{Name: "tmp", Example: "16MiB"},
 	}
-	inputKeys = []strictyaml.Key{
+	inputKeys = []yamlx.Key{
 		{Name: "from", Example: "run.sh"},
 		{Name: "to", Example: "/workspace/run.sh"},
 		{Name: "mode", Example: `"0755"`},
 	}
-	identityKeys = []strictyaml.Key{
+	identityKeys = []yamlx.Key{
 		{Name: "scope", Example: "[{secret: vendor_api, env: VENDOR_API_KEY}]"},
 	}
-	secretKeys = []strictyaml.Key{
+	secretKeys = []yamlx.Key{
 		{Name: "secret", Example: "vendor_api"},
 		{Name: "env", Example: "VENDOR_API_KEY"},
 	}
-	limitKeys = []strictyaml.Key{
+	limitKeys = []yamlx.Key{
 		{Name: "pids", Example: "128"},
 		{Name: "memory", Example: "256MiB"},
 		{Name: "cpus", Example: "1"},
 		{Name: "openFiles", Example: "1024"},
 	}
-	stopKeys = []strictyaml.Key{
+	stopKeys = []yamlx.Key{
 		{Name: "authority", Example: `"Ada Operator"`},
 		{Name: "maxTime", Example: "60s"},
 	}

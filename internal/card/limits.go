@@ -4,7 +4,7 @@ import (
 	"time"
 
 	"tagout/internal/session"
-	"tagout/internal/strictyaml"
+	"tagout/internal/yamlx"
 )
 
 // Defaults and bounds. The published schema repeats the counts.
@@ -26,7 +26,7 @@ const (
 	maxStopTime = 60 * time.Second
 )
 
-func readLimits(v strictyaml.Value) Limits {
+func readLimits(v yamlx.Value) Limits {
 	m, _ := v.Map(limitKeys...)
 	return Limits{
 		PIDs:      readCount(m.Get("pids"), defaultPIDs, minPIDs, maxPIDs),
@@ -37,7 +37,7 @@ func readLimits(v strictyaml.Value) Limits {
 }
 
 // readStop has no defaults: a kid that nobody may stop in time does not start.
-func readStop(v strictyaml.Value) session.Stop {
+func readStop(v yamlx.Value) session.Stop {
 	m, _ := v.Map(stopKeys...)
 	return session.Stop{
 		Authority: readSentence(m.Need("authority"), 64),

@@ -9,7 +9,7 @@ import (
 	"github.com/goccy/go-yaml"
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
-	"tagout/internal/strictyaml"
+	"tagout/internal/yamlx"
 )
 
 const schemaFile = "../../deploy/schema/card-v1.json"
@@ -85,7 +85,7 @@ func TestSchemaKeys(t *testing.T) {
 	def := func(name string) any { return doc["$defs"].(map[string]any)[name] }
 	for what, c := range map[string]struct {
 		schema any
-		keys   []strictyaml.Key
+		keys   []yamlx.Key
 	}{
 		"card":       {doc, cardKeys},
 		"egress":     {property("egress"), egressKeys},

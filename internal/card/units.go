@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"tagout/internal/strictyaml"
+	"tagout/internal/yamlx"
 )
 
 // Sizes, in bytes.
@@ -21,7 +21,7 @@ const (
 var sizeRE = regexp.MustCompile(`^[0-9]{1,9}(KiB|MiB|GiB)$`)
 
 // readSize reads a number with a binary unit, between low and high bytes; def stands for a missing key.
-func readSize(v strictyaml.Value, def, low, high int64) int64 {
+func readSize(v yamlx.Value, def, low, high int64) int64 {
 	if !v.Present() {
 		return def
 	}
@@ -35,7 +35,7 @@ func readSize(v strictyaml.Value, def, low, high int64) int64 {
 		if guess := strings.TrimRight(s, "bBiI "); sizeRE.MatchString(guess + "iB") {
 			fix = "write `" + guess + "iB` instead"
 		}
-		v.Refuse(fix, "%s is not a size", strictyaml.Quote(s))
+		v.Refuse(fix, "%s is not a size", yamlx.Quote(s))
 		return def
 	}
 	n, _ := strconv.ParseInt(strings.TrimSuffix(s, m[1]), 10, 64) // at most nine digits
@@ -58,7 +58,7 @@ func formatSize(n int64) string {
 }
 
 // readCount reads a whole number from low to high.
-func readCount(v strictyaml.Value, def, low, high int64) int64 {
+func readCount(v yamlx.Value, def, low, high int64) int64 {
 	n, ok := v.Int()
 	if !ok {
 		return def
@@ -71,7 +71,7 @@ func readCount(v strictyaml.Value, def, low, high int64) int64 {
 }
 
 // readCores reads a number of CPU cores, fractions allowed.
-func readCores(v strictyaml.Value, def, low, high float64) float64 {
+func readCores(v yamlx.Value, def, low, high float64) float64 {
 	n, ok := v.Number()
 	if !ok {
 		return def
@@ -84,7 +84,7 @@ func readCores(v strictyaml.Value, def, low, high float64) float64 {
 }
 
 // readDuration reads a duration as Go writes it, from low to high.
-func readDuration(v strictyaml.Value, low, high time.Duration) time.Duration {
+func readDuration(v yamlx.Value, low, high time.Duration) time.Duration {
 	s, ok := v.Text()
 	if !ok {
 		return 0
@@ -92,7 +92,7 @@ func readDuration(v strictyaml.Value, low, high time.Duration) time.Duration {
 	d, err := time.ParseDuration(s)
 	switch {
 	case err != nil:
-		v.Refuse("write a number with ms or s behind it, such as `10s`", "%s is not a duration", strictyaml.Quote(s))
+		v.Refuse("write a number with ms or s behind it, such as `10s`", "%s is not a duration", yamlx.Quote(s))
 	case d < low || d > high:
 		v.Refuse(fmt.Sprintf("write a time from %s to %s", low, formatTime(high)), "%s is out of range", s)
 	}

@@ -11,7 +11,7 @@ import (
 
 	"github.com/goccy/go-yaml"
 
-	"tagout/internal/strictyaml"
+	"tagout/internal/yamlx"
 )
 
 // APIVersion and Kind are the first lines of every box configuration.
@@ -29,7 +29,7 @@ const (
 )
 
 // Errors is everything that is wrong with a configuration; Parse returns no other error.
-type Errors = strictyaml.Problems
+type Errors = yamlx.Problems
 
 // Box is one instance's configuration. Everything but Resolvers may be empty.
 type Box struct {

@@ -9,11 +9,11 @@ import (
 	"unicode"
 
 	"tagout/internal/instance"
-	"tagout/internal/strictyaml"
+	"tagout/internal/yamlx"
 )
 
 var (
-	boxKeys = []strictyaml.Key{
+	boxKeys = []yamlx.Key{
 		{Name: "apiVersion", Example: APIVersion},
 		{Name: "kind", Example: Kind},
 		{Name: "resolvers", Example: `["192.0.2.53:53"]`},
@@ -23,7 +23,7 @@ var (
 		{Name: "authorities", Example: `[{name: "Ada Operator", roles: [stop, release]}]`},
 		{Name: "denySecrets", Example: "[root_*]"},
 	}
-	authorityKeys = []strictyaml.Key{
+	authorityKeys = []yamlx.Key{
 		{Name: "name", Example: `"Ada Operator"`},
 		{Name: "roles", Example: "[stop, release]"},
 	}
@@ -32,7 +32,7 @@ var (
 
 // Parse reads a configuration. file is what messages call it. The error is an Errors.
 func Parse(file string, data []byte) (*Box, error) {
-	doc, root := strictyaml.Parse(file, data)
+	doc, root := yamlx.Parse(file, data)
 	m, _ := root.Map(boxKeys...)
 	m.Need("apiVersion").Const(APIVersion)
 	m.Need("kind").Const(Kind)
@@ -50,7 +50,7 @@ func Parse(file string, data []byte) (*Box, error) {
 	return b, nil
 }
 
-func readResolvers(v strictyaml.Value) []netip.AddrPort {
+func readResolvers(v yamlx.Value) []netip.AddrPort {
 	var out []netip.AddrPort
 	texts := v.Texts()
 	if v.IsList() && len(texts) == 0 {
@@ -70,7 +70,7 @@ func readResolvers(v strictyaml.Value) []netip.AddrPort {
 }
 
 // readAddrPort reads an address with a port, neither of them a wildcard.
-func readAddrPort(at strictyaml.TextAt, port string) (netip.AddrPort, bool) {
+func readAddrPort(at yamlx.TextAt, port string) (netip.AddrPort, bool) {
 	ap, err := netip.ParseAddrPort(at.Text)
 	if err == nil && ap.Port() != 0 && !ap.Addr().IsUnspecified() && !ap.Addr().IsMulticast() {
 		return ap, true
@@ -80,18 +80,18 @@ func readAddrPort(at strictyaml.TextAt, port string) (netip.AddrPort, bool) {
 		fix = "write `\"" + netip.AddrPortFrom(a, 0).String()
 		fix = strings.TrimSuffix(fix, "0") + port + "\"` instead"
 	}
-	at.Refuse(fix, "%s is not an address with a port", strictyaml.Quote(at.Text))
+	at.Refuse(fix, "%s is not an address with a port", yamlx.Quote(at.Text))
 	return netip.AddrPort{}, false
 }
 
-func readFiles(v strictyaml.Value) []string {
+func readFiles(v yamlx.Value) []string {
 	var out []string
 	for _, at := range v.Texts() {
 		switch {
 		case !path.IsAbs(at.Text) || strings.IndexFunc(at.Text, unicode.IsControl) >= 0:
-			at.Refuse("write an absolute path, such as `/etc/tagout/extra-ca.pem`", "%s is not an absolute path", strictyaml.Quote(at.Text))
+			at.Refuse("write an absolute path, such as `/etc/tagout/extra-ca.pem`", "%s is not an absolute path", yamlx.Quote(at.Text))
 		case slices.Contains(out, at.Text):
-			at.Refuse("remove it", "%s is in this list already", strictyaml.Quote(at.Text))
+			at.Refuse("remove it", "%s is in this list already", yamlx.Quote(at.Text))
 		default:
 			out = append(out, at.Text)
 		}
@@ -100,7 +100,7 @@ func readFiles(v strictyaml.Value) []string {
 }
 
 // readWebhook never quotes the URL: its path is often a secret.
-func readWebhook(v strictyaml.Value) string {
+func readWebhook(v yamlx.Value) string {
 	s, ok := v.Text()
 	if !ok {
 		return ""
@@ -117,7 +117,7 @@ func readWebhook(v strictyaml.Value) string {
 	return s
 }
 
-func readListen(v strictyaml.Value) map[string]string {
+func readListen(v yamlx.Value) map[string]string {
 	entries, _ := v.Entries()
 	if len(entries) == 0 {
 		return nil
@@ -128,17 +128,17 @@ func readListen(v strictyaml.Value) map[string]string {
 		daemon := e.Key.Text
 		if !slices.Contains(instance.Daemons(), daemon) {
 			fix := "write one of " + strings.Join(instance.Daemons(), ", ") + " instead"
-			if near := strictyaml.Nearest(daemon, instance.Daemons()); near != "" {
+			if near := yamlx.Nearest(daemon, instance.Daemons()); near != "" {
 				fix = "write `" + near + ":` instead"
 			}
-			e.Key.Refuse(fix, "no daemon is called %s", strictyaml.Quote(daemon))
+			e.Key.Refuse(fix, "no daemon is called %s", yamlx.Quote(daemon))
 			continue
 		}
 		s, ok := e.Value.Text()
 		if !ok {
 			continue
 		}
-		ap, ok := readAddrPort(strictyaml.TextAt{Value: e.Value, Text: s}, "9101")
+		ap, ok := readAddrPort(yamlx.TextAt{Value: e.Value, Text: s}, "9101")
 		if !ok {
 			continue
 		}
@@ -152,7 +152,7 @@ func readListen(v strictyaml.Value) map[string]string {
 	return out
 }
 
-func readAuthorities(v strictyaml.Value) []Authority {
+func readAuthorities(v yamlx.Value) []Authority {
 	var out []Authority
 	for _, entry := range v.List() {
 		m, ok := entry.Map(authorityKeys...)
@@ -165,9 +165,9 @@ func readAuthorities(v strictyaml.Value) []Authority {
 			a.Name = s
 			switch {
 			case strings.TrimSpace(s) != s || s == "" || len([]rune(s)) > 64 || strings.IndexFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) >= 0:
-				name.Refuse("write the person's name in 1 to 64 printable characters", "%s cannot name an authority", strictyaml.Quote(s))
+				name.Refuse("write the person's name in 1 to 64 printable characters", "%s cannot name an authority", yamlx.Quote(s))
 			case slices.ContainsFunc(out, func(o Authority) bool { return o.Name == s }):
-				name.Refuse("put all roles into one entry", "%s is in this list already", strictyaml.Quote(s))
+				name.Refuse("put all roles into one entry", "%s is in this list already", yamlx.Quote(s))
 			}
 		}
 		out = append(out, a)
@@ -175,7 +175,7 @@ func readAuthorities(v strictyaml.Value) []Authority {
 	return out
 }
 
-func readRoles(v strictyaml.Value) []string {
+func readRoles(v yamlx.Value) []string {
 	var out []string
 	texts := v.Texts()
 	if v.IsList() && len(texts) == 0 {
@@ -185,10 +185,10 @@ func readRoles(v strictyaml.Value) []string {
 		switch {
 		case !slices.Contains(roles, at.Text):
 			fix := "write one of " + strings.Join(roles, ", ") + " instead"
-			if near := strictyaml.Nearest(at.Text, roles); near != "" {
+			if near := yamlx.Nearest(at.Text, roles); near != "" {
 				fix = "write `" + near + "` instead"
 			}
-			at.Refuse(fix, "unknown role %s", strictyaml.Quote(at.Text))
+			at.Refuse(fix, "unknown role %s", yamlx.Quote(at.Text))
 		case slices.Contains(out, at.Text):
 			at.Refuse("remove it", "%s is in this list already", at.Text)
 		default:
@@ -198,11 +198,11 @@ func readRoles(v strictyaml.Value) []string {
 	return out
 }
 
-func readGlobs(v strictyaml.Value) []string {
+func readGlobs(v yamlx.Value) []string {
 	var out []string
 	for _, at := range v.Texts() {
 		if _, err := path.Match(at.Text, ""); err != nil || at.Text == "" {
-			at.Refuse("write a secret's name, with * for any characters, such as `root_*`", "%s is not a pattern", strictyaml.Quote(at.Text))
+			at.Refuse("write a secret's name, with * for any characters, such as `root_*`", "%s is not a pattern", yamlx.Quote(at.Text))
 			continue
 		}
 		out = append(out, at.Text)

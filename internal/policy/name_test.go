@@ -66,7 +66,7 @@ func TestNameRefused(t *testing.T) {
 		{"broken A-label", "xn--\x61\x61\x61\x61.test", reason.NameInvalid, ""},
 		{"not UTF-8", "\xff.vendor.test", reason.NameInvalid, ""},
 		{"full-width colon", "api.vendor.test：443", reason.NameInvalid, ""},
-		{"right to left override", "api‮.vendor.test", reason.NameInvalid, ""},
+		{"right to left override", "api\u202e.vendor.test", reason.NameInvalid, ""},
 		{"range", "10.0.0.0/8", reason.NameInvalid, ""},
 		{"E17 two parts, hex", "0x7f.1", reason.RawAddress, "127.0.0.1"},
 		{"E17 one number", "2130706433", reason.RawAddress, "127.0.0.1"},

@@ -37,6 +37,7 @@ func TestRequest(t *testing.T) {
 			{"GET", "/v1/./x", reason.PathDenied},
 			{"GET", "/v1/..", reason.PathDenied},
 			{"GET", "/v1%2f..%2fadmin", reason.AmbiguousHTTP},
+			{"GET", "/v1/a%2Fb", reason.AmbiguousHTTP},
 			{"GET", "/v1/%2e%2e/admin", reason.AmbiguousHTTP},
 			{"GET", "/v1/.%2E/admin", reason.AmbiguousHTTP},
 			{"GET", "/v1/..;x/admin", reason.AmbiguousHTTP},

@@ -1,9 +1,9 @@
-// Package strictyaml reads small YAML files that people write: every key must be known, every value must have
+// Package yamlx reads small YAML files that people write: every key must be known, every value must have
 // the type that is asked for, and everything that is wrong is reported at once, each problem with its line
 // and column and with what to write instead. Anchors, aliases, tags, merge keys, several documents and deep
 // nesting are refused: a file means what stands in it. Problems never quote more of a file than a key or a
 // short value, and values that may be secret are not quoted at all.
-package strictyaml
+package yamlx
 
 import (
 	"cmp"

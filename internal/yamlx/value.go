@@ -1,4 +1,4 @@
-package strictyaml
+package yamlx
 
 import (
 	"fmt"
@@ -234,7 +234,7 @@ func unknownFix(got string, known []Key) string {
 // Get returns the value of a known key; it may be absent.
 func (m Map) Get(name string) Value {
 	if indexKey(m.known, name) < 0 {
-		panic("strictyaml: asking for a key that is not known: " + name)
+		panic("yamlx: asking for a key that is not known: " + name)
 	}
 	return m.values[name]
 }
