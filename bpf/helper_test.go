@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 }
 
 type request struct {
-	Op                  string // socket, bind, connect, sendto, send, recv, wait, mark, listen, accept, name, close
+	Op                  string // socket, bind, connect, reconnect, sendto, send, recv, wait, mark, listen, accept, name, close
 	FD                  int
 	Domain, Type, Proto int
 	Addr                netip.AddrPort
@@ -80,6 +80,10 @@ func (r request) do() (a answer, err error) {
 		err = unix.Bind(r.FD, sockaddr(r.Addr))
 	case "connect":
 		err = unix.Connect(r.FD, sockaddr(r.Addr))
+	case "reconnect": // Len times
+		for ; r.Len > 0 && err == nil; r.Len-- {
+			err = unix.Connect(r.FD, sockaddr(r.Addr))
+		}
 	case "sendto":
 		err = unix.Sendto(r.FD, make([]byte, r.Len), 0, sockaddr(r.Addr))
 	case "send":

@@ -121,7 +121,7 @@ func checkVersion(m *ebpf.Map) error {
 
 // seed writes what the programs expect to find from the start.
 func seed(coll *ebpf.Collection, consts constants) error {
-	info := tagoutLayoutInfo{Version: layoutVersion, Gateway: wire(consts.gateway.Addr())}
+	info := tagoutLayoutInfo{Version: layoutVersion}
 	if err := coll.Maps[tagoutMapLayout].Put(uint32(0), &info); err != nil {
 		return fmt.Errorf("writing the layout version: %w", err)
 	}

@@ -16,6 +16,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"tagout/internal/testroot"
 )
 
 // attachedIDs returns every program at a cgroup or link, ours or not.
@@ -232,6 +234,23 @@ func TestBadConfigurations(t *testing.T) {
 	}
 	if _, err := os.Stat(good.PinDir); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("something was left: %v", err)
+	}
+}
+
+// systemd mounts the BPF filesystem for root alone; the daemons must get through to their pins all the same.
+func TestPinDirBelowAClosedMount(t *testing.T) {
+	testroot.Require(t)
+	mnt := t.TempDir()
+	must(t, unix.Mount("bpf", mnt, "bpf", 0, "mode=0700"))
+	t.Cleanup(func() { must(t, unix.Unmount(mnt, 0)) })
+	dir := filepath.Join(mnt, "tagout", "x")
+	must(t, makePinDir(dir, 4711))
+	for path, want := range map[string]fs.FileMode{mnt: 0o711, filepath.Dir(dir): 0o755, dir: 0o750} {
+		info, err := os.Stat(path)
+		must(t, err)
+		if got := info.Mode().Perm(); got != want {
+			t.Errorf("%s has mode %o, want %o", path, got, want)
+		}
 	}
 }
 

@@ -104,7 +104,7 @@ func TestLayoutIsThatOfItsVersion(t *testing.T) {
 1 flows LRUHash 8 32 65536
 1 kid_cgroups Hash 8 4 1024
 1 kid_links Hash 4 4 1024
-1 layout Array 4 8 1
+1 layout Array 4 4 1
 1 lost Array 4 8 2
 1 ports Hash 8 1 16384
 1 sessions Hash 4 16 1024

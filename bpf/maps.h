@@ -128,8 +128,7 @@ struct event {
 };
 
 struct layout_info {
-	__u32 version;
-	__u32 gateway;
+	__u32 version; /* TAGOUT_LAYOUT of the programs that made the maps; 0 = not yet in use */
 };
 
 /* bpf2go finds a type only when something in the object uses it. */

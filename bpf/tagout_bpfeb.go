@@ -59,7 +59,6 @@ const (
 type tagoutLayoutInfo struct {
 	_       structs.HostLayout
 	Version uint32
-	Gateway uint32
 }
 
 type tagoutPortKey struct {
