@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -152,4 +153,28 @@ func BenchmarkResolve(b *testing.B) {
 			}
 		}
 	})
+}
+
+// BenchmarkRevokeUnderLoad measures the acknowledgement while eight goroutines use tokens.
+func BenchmarkRevokeUnderLoad(b *testing.B) {
+	box := newBox(b).start()
+	box.put("vendor_api", testValue, "api.vendor.test:443")
+	h := hammer(box, otherMark, box.mint("other", otherMark, "vendor_api"))
+	defer h.stop()
+	var took []time.Duration
+	n := uint32(0)
+	for b.Loop() {
+		n++
+		mark := otherMark + n
+		b.StopTimer()
+		box.mint(fmt.Sprintf("kid%d", n), mark, "vendor_api")
+		b.StartTimer()
+		start := time.Now()
+		if err := box.call("POST", "/v1/revoke", wire.RevokeRequest{Marks: []uint32{mark}}, nil); err != nil {
+			b.Fatal(err)
+		}
+		took = append(took, time.Since(start))
+	}
+	slices.Sort(took)
+	b.ReportMetric(float64(took[len(took)*99/100].Microseconds()), "p99-µs")
 }

@@ -188,7 +188,8 @@ func (t *table) forget(mark uint32) (revocation, int) {
 // how long that takes.
 func (t *table) settle() {
 	t.delivering.Lock()
-	t.delivering.Unlock() //nolint:staticcheck // passing through is the point
+	//lint:ignore SA2001 passing through is the point
+	t.delivering.Unlock()
 }
 
 func (t *table) size() (sessions, tokens int) {

@@ -1,0 +1,116 @@
+package credential
+
+import (
+	"net/http"
+	"strconv"
+
+	"tagout/internal/audit"
+	"tagout/internal/control"
+	"tagout/internal/reason"
+	"tagout/internal/wire"
+)
+
+func (s *Service) resolve(w http.ResponseWriter, r *http.Request) {
+	var req wire.ResolveRequest
+	if !control.Read(w, r, &req) {
+		return
+	}
+	u, no := s.useAndDeliver(w, &req)
+	if no != nil {
+		no.write(w)
+	}
+	s.recordUse(u, no)
+}
+
+// useAndDeliver decides one use and hands an accepted one over before a revocation can be acknowledged.
+func (s *Service) useAndDeliver(w http.ResponseWriter, req *wire.ResolveRequest) (used, *refusal) {
+	s.tokens.delivering.RLock()
+	defer s.tokens.delivering.RUnlock()
+	reply, u, no := s.use(req)
+	if no != nil {
+		return u, no
+	}
+	if err := deliver(w, reply); err != nil {
+		return u, refuse(http.StatusInternalServerError, reason.Internal, "the proxy did not take the answer within %v: %v", deliverWithin, err)
+	}
+	return u, nil
+}
+
+// used is what a record says of one use.
+type used struct {
+	mark                       uint32
+	kid, session, card, secret string
+	tokenID, host, actor       string
+}
+
+// use decides one use. The caller holds delivering for reading.
+func (s *Service) use(req *wire.ResolveRequest) (wire.ResolveReply, used, *refusal) {
+	u := used{mark: req.Mark, actor: "uid:" + strconv.Itoa(s.cfg.Peers.Proxy)}
+	hostport, err := joinHostPort(req.Host, req.Port)
+	u.host = hostport
+	if err != nil {
+		u.host = "an invalid host name"
+	}
+	if no := s.notReady(); no != nil {
+		return wire.ResolveReply{}, u, no
+	}
+	d, g, ok := s.tokens.find(req.Token)
+	u.tokenID = d.id()
+	if !ok {
+		return wire.ResolveReply{}, u, refuse(http.StatusForbidden, reason.TokenUnknown, "the token is unknown, expired or revoked")
+	}
+	u.kid, u.session, u.card, u.secret = g.holder.kid, g.holder.session, g.holder.card, g.secret
+	if g.holder.mark != req.Mark {
+		return wire.ResolveReply{}, u, refuse(http.StatusForbidden, reason.TokenScope, "the token belongs to another session than the one that presents it (mark %#x)", req.Mark)
+	}
+	if err != nil {
+		return wire.ResolveReply{}, u, refuse(http.StatusForbidden, reason.TokenScope, "the token is bound to hosts by name")
+	}
+	value, bound, err := s.vault.value(g.secret, hostport)
+	if err != nil {
+		return wire.ResolveReply{}, u, refuse(http.StatusForbidden, reason.TokenUnknown, "secret %s is not in the vault any more", g.secret)
+	}
+	if !bound {
+		return wire.ResolveReply{}, u, refuse(http.StatusForbidden, reason.TokenScope, "secret %s is not bound to %s", g.secret, hostport)
+	}
+	return wire.ResolveReply{Secret: g.secret, Value: value}, u, nil
+}
+
+// recordUse writes a use or its refusal down. Floods are folded, a session at a time.
+func (s *Service) recordUse(u used, no *refusal) {
+	code, key := reason.OK, u.tokenID+" "+u.host
+	if no != nil {
+		code, key = no.code, "" // refusals are recorded one by one while the session's share lasts
+	}
+	s.cfg.Metrics.Used(code)
+	s.tally.Add(strconv.FormatUint(uint64(u.mark), 16), key, func() audit.Record {
+		rec := audit.Record{Event: audit.EventTokenUsed, Outcome: audit.OutcomeAllow, Session: u.session, Kid: u.kid, Card: u.card, Mark: u.mark,
+			Actor: u.actor, Dst: &audit.Dst{Name: u.host}, Fields: map[string]string{"token_id": u.tokenID, "secret": u.secret}}
+		if no != nil {
+			rec.Event, rec.Outcome, rec.Reason, rec.Detail = audit.EventTokenRefused, audit.OutcomeDeny, no.code, no.detail
+		}
+		return rec
+	})
+}
+
+// introspect answers RFC 7662 section 2.1: a form with one token, and active false for everything that
+// would not be accepted now. It accepts nothing; it tells operators and drills what would be.
+func (s *Service) introspect(w http.ResponseWriter, r *http.Request) {
+	if err := r.ParseForm(); err != nil || len(r.PostForm["token"]) != 1 {
+		control.Refuse(w, http.StatusBadRequest, reason.Malformed, "introspecting: send a form with one field called token")
+		return
+	}
+	s.tokens.delivering.RLock()
+	defer s.tokens.delivering.RUnlock()
+	var out wire.Introspection
+	d, g, ok := s.tokens.find(r.PostForm.Get("token"))
+	if ok && s.ready.Load() && s.vault.has(g.secret) {
+		out = wire.Introspection{Active: true, Session: g.holder.session, Kid: g.holder.kid, Scope: g.secret}
+	} else {
+		s.tally.Add("introspection", d.id(), func() audit.Record {
+			return audit.Record{Event: audit.EventTokenRefused, Outcome: audit.OutcomeDeny, Reason: reason.TokenUnknown, Actor: actor(r),
+				Detail: "introspection of a token that is not active", Fields: map[string]string{"token_id": d.id()}}
+		})
+	}
+	deliver(w, out) //nolint:errcheck // the caller is gone or too slow: nothing was granted
+}
