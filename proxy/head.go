@@ -43,7 +43,7 @@ const (
 	refused  // nothing passes any more
 )
 
-// stand-in goes to the HTTP server in place of a head that was refused, so that it answers in its turn, after
+// standIn goes to the HTTP server in place of a head that was refused, so that it answers in its turn, after
 // the requests before it. The server never sees the refused bytes.
 const standIn = "GET / HTTP/1.1\r\nHost: refused.invalid\r\nConnection: close\r\n\r\n"
 
@@ -233,13 +233,21 @@ func (h *headConn) pass(n int64) {
 	}
 }
 
-// refuse ends the stream. In front of a request the server gets a stand-in, so that the refusal is answered
-// in order; in the middle of a body the body just ends, and the server sees that it is incomplete.
+// refuse ends the stream. In the middle of a body the body just ends, and the server sees that it is
+// incomplete.
 func (h *headConn) refuse(code reason.Code, detail string) bool {
 	if h.state == inHead {
-		h.push(head{code: code, detail: detail})
-		h.out = []byte(standIn)
+		return h.refuseHead(head{code: code, detail: detail})
 	}
+	h.state, h.in = refused, nil
+	return true
+}
+
+// refuseHead ends the stream in front of a request: the server gets a stand-in, so that the refusal is
+// answered in order.
+func (h *headConn) refuseHead(f head) bool {
+	h.push(f)
+	h.out = []byte(standIn)
 	h.state, h.in = refused, nil
 	return true
 }
@@ -266,7 +274,8 @@ func (h *headConn) stepHead() bool {
 	}
 	f, fr, err := parseHead(string(h.in[:end]))
 	if err != nil {
-		return h.refuse(err.code, err.detail)
+		f.code, f.detail = err.code, err.detail
+		return h.refuseHead(f)
 	}
 	h.release(end + 4)
 	h.push(f)

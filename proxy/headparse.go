@@ -2,8 +2,11 @@ package proxy
 
 import (
 	"fmt"
+	"net/url"
 	"strconv"
 	"strings"
+
+	"golang.org/x/net/http/httpguts"
 
 	"tagout/internal/reason"
 )
@@ -40,6 +43,9 @@ func parseHead(text string) (head, framing, *headError) {
 		return f, framing{}, err
 	}
 	if err := f.parseHost(fields, version); err != nil {
+		return f, framing{}, err
+	}
+	if err := f.checkTarget(); err != nil {
 		return f, framing{}, err
 	}
 	fr, err := parseFraming(fields, version)
@@ -160,6 +166,21 @@ func (f *head) parseHost(fields map[string][]string, version string) *headError 
 	}
 	if f.authority != "" && f.method != "CONNECT" && plainHost(f.host) != plainHost(f.authority) {
 		return ambiguousHead("the target says %q, Host says %q", clip(f.authority, 255), clip(f.host, 255))
+	}
+	return nil
+}
+
+// checkTarget refuses what the HTTP server would refuse by itself, without telling the judge.
+func (f *head) checkTarget() *headError {
+	if f.method == "CONNECT" {
+		if _, err := url.ParseRequestURI("http://" + f.target); err != nil {
+			return &headError{reason.NameInvalid, fmt.Sprintf("CONNECT to %q", clip(f.target, 255))}
+		}
+	} else if _, err := url.ParseRequestURI(f.target); err != nil {
+		return ambiguousHead("a request target that cannot be parsed")
+	}
+	if !httpguts.ValidHostHeader(f.host) {
+		return &headError{reason.NameInvalid, fmt.Sprintf("Host %q", clip(f.host, 255))}
 	}
 	return nil
 }

@@ -87,10 +87,7 @@ func (a *helloAssembler) feed(p []byte) (done bool, err error) {
 			return false, err
 		}
 		if len(a.msg) >= 4 && len(a.msg) == 4+messageSize(a.msg) {
-			if a.pos != len(a.raw) {
-				return false, badHello("bytes behind it") // the server has to speak first
-			}
-			return true, nil
+			return true, nil // records behind it are early data (RFC 8446, 2.3), and go where the hello goes
 		}
 	}
 }

@@ -3,6 +3,7 @@ package proxy
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -44,7 +45,7 @@ type exchangeKey struct{}
 func (p *Proxy) newMITM() *goproxy.ProxyHttpServer {
 	g := goproxy.NewProxyHttpServer()
 	g.Logger = webLog(p.cfg.Log, slog.LevelDebug) // about clients, and those have records
-	g.Tr = nil // every request brings its own round tripper; without one there is no way out
+	g.Tr = nil                                    // every request brings its own round tripper; without one there is no way out
 	g.ConnectDial = nil
 	g.KeepAcceptEncoding = true
 	g.OnRequest().DoFunc(func(r *http.Request, ctx *goproxy.ProxyCtx) (*http.Request, *http.Response) {
@@ -58,6 +59,10 @@ func (p *Proxy) newMITM() *goproxy.ProxyHttpServer {
 		return r, nil
 	})
 	return g
+}
+
+func noWayOut(context.Context, string, string) (net.Conn, error) {
+	return nil, errors.New("a connection that was never judged")
 }
 
 // serveRequest is called by the HTTP server for every request of every layer, in order within a layer.
@@ -74,6 +79,15 @@ func (p *Proxy) serveRequest(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer x.record()
+	if r.Method == http.MethodConnect { // never a tunnel inside a judged connection, whatever the policy says
+		why := p.judge(x, r)
+		if why == nil {
+			why = &refusal{code: reason.MethodDenied, detail: r.Method, rule: x.rule}
+		}
+		x.status = x.refuse(*why).StatusCode
+		writeProblem(w, l.c.problem(*why), true)
+		return
+	}
 	out := &responder{ResponseWriter: w, x: x}
 	r = r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x))
 	if r.URL.Scheme == "" { // goproxy carries requests with an absolute target; the judge fills in the right one
@@ -283,4 +297,6 @@ func (b *countedBody) Read(p []byte) (int, error) {
 }
 
 // webLog takes what the HTTP libraries have to say.
-func webLog(l *slog.Logger, level slog.Level) *log.Logger { return slog.NewLogLogger(l.Handler(), level) }
+func webLog(l *slog.Logger, level slog.Level) *log.Logger {
+	return slog.NewLogLogger(l.Handler(), level)
+}

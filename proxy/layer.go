@@ -70,7 +70,7 @@ func (p *Proxy) newWebServer() *http.Server {
 		Handler:           http.HandlerFunc(p.serveRequest),
 		ReadHeaderTimeout: p.cfg.Limits.Hello,
 		IdleTimeout:       p.cfg.Limits.KeepAlive,
-		MaxHeaderBytes:    maxHead + 4<<10, // the head checker refuses before this does
+		MaxHeaderBytes:    maxHead + 4<<10,                   // the head checker refuses before this does
 		ErrorLog:          webLog(p.cfg.Log, slog.LevelWarn), // bugs, mostly: clients' faults are in the records
 		BaseContext:       func(net.Listener) context.Context { return p.ctx },
 		ConnContext: func(ctx context.Context, nc net.Conn) context.Context {

@@ -1,0 +1,424 @@
+package proxy
+
+import (
+	"bufio"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"tagout/internal/audit"
+	"tagout/internal/control"
+	"tagout/internal/policy"
+	"tagout/internal/reason"
+	"tagout/internal/wire"
+)
+
+// ask sends raw on c and returns the responses, one for each of the requests.
+func ask(t testing.TB, c net.Conn, raw string, n int) []*http.Response {
+	t.Helper()
+	io.WriteString(c, raw)
+	br := bufio.NewReader(c)
+	var out []*http.Response
+	for range n {
+		resp, err := http.ReadResponse(br, nil)
+		must(t, err)
+		body, err := io.ReadAll(resp.Body)
+		must(t, err)
+		resp.Body = io.NopCloser(strings.NewReader(string(body)))
+		out = append(out, resp)
+	}
+	return out
+}
+
+// codes returns for each response the reason of its refusal, OK where there was none.
+func codes(t testing.TB, resps []*http.Response) []reason.Code {
+	t.Helper()
+	var out []reason.Code
+	for _, r := range resps {
+		code := reason.OK
+		if r.StatusCode >= 400 {
+			code = problemOf(t, r).Reason
+		}
+		out = append(out, code)
+	}
+	return out
+}
+
+func get(host, path string) string { return "GET " + path + " HTTP/1.1\r\nHost: " + host + "\r\n\r\n" }
+
+// E12, E14 and E18, by the same table over plain HTTP and inside inspected TLS: every request of a connection
+// is judged on its own, and only what is allowed reaches the server.
+func TestRequestsAreJudgedOneByOne(t *testing.T) {
+	for _, secure := range []bool{false, true} {
+		for _, tc := range []struct {
+			name, raw string
+			want      []reason.Code
+		}{
+			{"allowed", get(apiHost, "/v1/x?q=1"), []reason.Code{reason.OK}},
+			{"pipelined, second with another Host", get(apiHost, "/v1/a") + get("evil.test", "/v1/b"), []reason.Code{reason.OK, reason.HostMismatch}},
+			{"pipelined, third fine again", get(apiHost, "/v1/a") + get(apiHost, "/admin") + get(apiHost, "/v1/b"), []reason.Code{reason.OK, reason.PathDenied, reason.OK}},
+			{"pipelined, second ambiguous", get(apiHost, "/v1/a") + "GET /v1/b HTTP/1.1\r\nHost: " + apiHost + "\r\nHost: evil.test\r\n\r\n", []reason.Code{reason.OK, reason.AmbiguousHTTP}},
+			{"other Host", get("evil.test", "/v1/x"), []reason.Code{reason.HostMismatch}},
+			{"Host with another port", get(apiHost+":1", "/v1/x"), []reason.Code{reason.HostMismatch}},
+			{"Host in capitals", get("API.Vendor.Test", "/v1/x"), []reason.Code{reason.OK}},
+			{"POST", "POST /v1/x HTTP/1.1\r\nHost: " + apiHost + "\r\nContent-Length: 2\r\n\r\nhi", []reason.Code{reason.MethodDenied}},
+			{"DELETE", "DELETE /v1/x HTTP/1.1\r\nHost: " + apiHost + "\r\n\r\n", []reason.Code{reason.MethodDenied}},
+			{"dot segments", get(apiHost, "/v1/../admin"), []reason.Code{reason.PathDenied}},
+			{"hidden dot segments", get(apiHost, "/v1%2f..%2fadmin"), []reason.Code{reason.AmbiguousHTTP}},
+			{"both lengths", "GET /v1/x HTTP/1.1\r\nHost: " + apiHost + "\r\nTransfer-Encoding: chunked\r\nContent-Length: 1\r\n\r\n0\r\n\r\n", []reason.Code{reason.AmbiguousHTTP}},
+			{"bare line feeds", "GET /v1/x HTTP/1.1\nHost: " + apiHost + "\n\n", []reason.Code{reason.AmbiguousHTTP}},
+			{"absolute target that differs", "GET http://evil.test/v1/x HTTP/1.1\r\nHost: " + apiHost + "\r\n\r\n", []reason.Code{reason.AmbiguousHTTP}},
+			{"absolute target of another host", "GET http://evil.test/v1/x HTTP/1.1\r\nHost: evil.test\r\n\r\n", []reason.Code{reason.HostMismatch}},
+			{"userinfo", "GET http://api.vendor.test@evil.test/v1/x HTTP/1.1\r\nHost: api.vendor.test@evil.test\r\n\r\n", []reason.Code{reason.NameInvalid}},
+			{"CONNECT inside", "CONNECT evil.test:443 HTTP/1.1\r\nHost: evil.test:443\r\n\r\n", []reason.Code{reason.HostMismatch}},
+			{"CONNECT to itself inside", "CONNECT api.vendor.test HTTP/1.1\r\nHost: api.vendor.test\r\n\r\n", []reason.Code{reason.MethodDenied}},
+			{"an upgrade that a server may ignore", "GET /v1/x HTTP/1.1\r\nHost: " + apiHost + "\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAA\r\n\r\n", []reason.Code{reason.OK}},
+			{"not HTTP", "\x00\x01\x02", []reason.Code{reason.NotHTTP}},
+		} {
+			t.Run(fmt.Sprintf("%s, secure %v", tc.name, secure), func(t *testing.T) {
+				w := newWorld(t)
+				var reached atomic.Int64
+				h := http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+					reached.Add(1)
+					if r.Method != "GET" || !strings.HasPrefix(r.URL.Path, "/v1/") || r.Header.Get("Upgrade") != "" || r.Header.Get("Connection") != "" {
+						t.Errorf("the server got %s %s %v", r.Method, r.URL, r.Header)
+					}
+				})
+				c, port := w.judged(secure, h, func(r *policy.Rule) { r.Methods, r.Paths = []string{"GET"}, []string{"/v1/*"} })
+				if got := codes(t, ask(t, c, tc.raw, len(tc.want))); fmt.Sprint(got) != fmt.Sprint(tc.want) {
+					t.Errorf("got %v, want %v", got, tc.want)
+				}
+				passed := int64(0)
+				for _, code := range tc.want {
+					if code == reason.OK {
+						passed++
+						continue
+					}
+					rec := w.records.wait(t, "the refusal", func(r audit.Record) bool { return r.Event == audit.EventRequest && r.Reason == code })
+					if rec.Conn == "" || rec.Dst.Addr != w.virtual(apiHost) {
+						t.Errorf("record %+v", rec)
+					}
+					if code == reason.HostMismatch && !strings.Contains(rec.Detail, apiHost) {
+						t.Errorf("detail %q", rec.Detail)
+					}
+				}
+				if reached.Load() != passed {
+					t.Errorf("%d requests reached the server at port %d, want %d", reached.Load(), port, passed)
+				}
+			})
+		}
+	}
+}
+
+// judged starts a server with handler h, allows it with an edited rule, and returns a judged connection to it.
+func (w *world) judged(secure bool, h http.Handler, edit func(*policy.Rule)) (net.Conn, uint16) {
+	w.t.Helper()
+	var names []string
+	if secure {
+		names = []string{apiHost}
+	}
+	at := w.web(h, names...)
+	r := rule(apiHost, at.Port(), policy.HTTP)
+	if secure {
+		r.Protocol, r.Inspect = policy.TLS, true
+	}
+	if edit != nil {
+		edit(&r)
+	}
+	w.allow(r)
+	c := w.dialName(apiHost, at.Port())
+	if !secure {
+		return c, at.Port()
+	}
+	return w.inspectedConn(c), at.Port()
+}
+
+func TestExplicitHTTP(t *testing.T) {
+	w := newWorld(t)
+	at := w.web(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) { fmt.Fprint(rw, r.Host+r.URL.Path) }))
+	w.allow(rule(apiHost, at.Port(), policy.HTTP), rule(fileHost, at.Port(), policy.HTTP), rule("tls.vendor.test", at.Port(), policy.TLS))
+	abs := func(authority, path string) string {
+		return "GET http://" + authority + path + " HTTP/1.1\r\nHost: " + authority + "\r\n\r\n"
+	}
+	port := fmt.Sprintf(":%d", at.Port())
+	resps := ask(t, w.dial(w.explicit), abs(apiHost+port, "/a")+abs("evil.test", "/")+abs(fileHost+port, "/b")+abs("0x7f.1", "/")+
+		abs("[64:ff9b::7f00:1]", "/")+abs("tls.vendor.test"+port, "/")+get(apiHost, "/"), 7)
+	want := []reason.Code{reason.OK, reason.NameNotAllowed, reason.OK, reason.RawAddress, reason.RawAddress, reason.NotTLS, reason.HostAddress}
+	if got := codes(t, resps); fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	for i, want := range map[int]string{0: apiHost + port + "/a", 2: fileHost + port + "/b"} {
+		if body, _ := io.ReadAll(resps[i].Body); string(body) != want {
+			t.Errorf("answer %q, want %q", body, want)
+		}
+	}
+}
+
+// E21: a denied target of a redirect is refused promptly and readably, with one record.
+func TestDeniedRedirect(t *testing.T) {
+	w := newWorld(t)
+	at := w.web(http.RedirectHandler("http://evil.test/x", http.StatusFound))
+	w.allow(rule(apiHost, at.Port(), policy.HTTP))
+	client := &http.Client{Timeout: patience, Transport: &http.Transport{
+		Proxy: http.ProxyURL(mustURL(t, "http://"+w.explicit.String())),
+		DialContext: func(context.Context, string, string) (net.Conn, error) {
+			return w.tryDial(kidAddr, w.explicit)
+		},
+	}}
+	defer client.CloseIdleConnections()
+	resp, err := client.Get(fmt.Sprintf("http://%s:%d/", apiHost, at.Port()))
+	must(t, err)
+	if p := problemOf(t, resp); resp.StatusCode != 403 || p.Reason != reason.NameNotAllowed || p.Name != "evil.test" || p.Hint == "" {
+		t.Errorf("%d %+v", resp.StatusCode, p)
+	}
+	w.records.wait(t, "refusal", event(audit.EventRequest, audit.OutcomeDeny))
+	n := 0
+	for _, r := range w.records.all() {
+		if r.Outcome == audit.OutcomeDeny {
+			n++
+		}
+	}
+	if n != 1 {
+		t.Errorf("%d records of the refusal", n)
+	}
+}
+
+const (
+	token      = "tgo_abcdefghijklmnopqrstuvwxyz234567"
+	otherToken = "tgo_zbcdefghijklmnopqrstuvwxyz234567"
+	realValue  = "sk-real-value-of-the-secret"
+)
+
+func credd(ctx context.Context, req wire.ResolveRequest) (wire.ResolveReply, error) {
+	refuse := func(code reason.Code) (wire.ResolveReply, error) {
+		return wire.ResolveReply{}, &control.Error{Problem: wire.Problem{Status: 403, Reason: code}}
+	}
+	switch {
+	case req.Mark != kidMark || req.Token != token:
+		return refuse(reason.TokenUnknown)
+	case req.Host != apiHost:
+		return refuse(reason.TokenScope)
+	}
+	return wire.ResolveReply{Secret: "api", Value: realValue}, nil
+}
+
+// The kid's token becomes the secret on its way out, wherever it stands in a header, and the secret does not
+// come back.
+func TestTokensAreSwappedAtEveryUse(t *testing.T) {
+	w := newWorld(t)
+	uses := 0
+	w.tokens.resolve = func(ctx context.Context, req wire.ResolveRequest) (wire.ResolveReply, error) {
+		uses++
+		return credd(ctx, req)
+	}
+	var mu sync.Mutex
+	var got []string
+	c, _ := w.judged(true, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		_, password, _ := r.BasicAuth()
+		value := r.Header.Get("Authorization")
+		if password != "" {
+			value = "basic " + password
+		}
+		mu.Lock()
+		got = append(got, value+r.Header.Get("X-Api-Key"))
+		mu.Unlock()
+		rw.Header().Set("X-Echo", r.Header.Get("X-Api-Key"))
+		fmt.Fprintf(rw, "you sent %s", r.Header)
+	}), func(r *policy.Rule) { r.Credential = "api" })
+	with := func(header string) string {
+		return "GET / HTTP/1.1\r\nHost: " + apiHost + "\r\nAccept-Encoding: gzip\r\n" + header + "\r\n\r\n"
+	}
+	resps := ask(t, c, with("Authorization: Bearer "+token)+with("X-Api-Key: "+token)+
+		with("Authorization: Basic "+base64.StdEncoding.EncodeToString([]byte("user:"+token)))+with("X-None: 1"), 4)
+	for _, r := range resps {
+		body, _ := io.ReadAll(r.Body)
+		if text := fmt.Sprint(string(body), r.Header); strings.Contains(text, realValue) || r.StatusCode != 200 {
+			t.Errorf("the secret came back: %d %s", r.StatusCode, text)
+		}
+	}
+	if want := []string{"Bearer " + realValue, realValue, "basic " + realValue, ""}; fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("the server got %q", got)
+	}
+	if uses != 3 {
+		t.Errorf("credd was asked %d times for 3 uses", uses)
+	}
+	rec := w.records.wait(t, "a use", func(r audit.Record) bool { return r.Fields["secrets"] == "api" })
+	if strings.Contains(fmt.Sprintf("%+v", rec), realValue) || len(w.records.secrets) == 0 {
+		t.Error("the record holds the value, or the log was not told to redact it")
+	}
+}
+
+func TestTokenRefusals(t *testing.T) {
+	for _, tc := range []struct {
+		name, token, credential string
+		resolve                 func(context.Context, wire.ResolveRequest) (wire.ResolveReply, error)
+		want                    reason.Code
+	}{
+		{"unknown", otherToken, "api", credd, reason.TokenUnknown},
+		{"the rule names another secret", token, "billing", credd, reason.TokenScope},
+		{"the rule names no secret", token, "", nil, reason.TokenScope},
+		{"credd is dead", token, "api", func(context.Context, wire.ResolveRequest) (wire.ResolveReply, error) {
+			return wire.ResolveReply{}, errors.New("connection refused")
+		}, reason.CreddDown},
+		{"credd is late", token, "api", func(ctx context.Context, _ wire.ResolveRequest) (wire.ResolveReply, error) {
+			<-ctx.Done()
+			return wire.ResolveReply{}, ctx.Err()
+		}, reason.CreddDown},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			w := newWorld(t, func(c *Config) { c.Limits.Tokens = 50 * time.Millisecond })
+			w.tokens.resolve = tc.resolve
+			c, _ := w.judged(false, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("the request reached the server") }),
+				func(r *policy.Rule) { r.Credential = tc.credential })
+			resp := ask(t, c, "GET / HTTP/1.1\r\nHost: "+apiHost+"\r\nX-Key: "+tc.token+"\r\n\r\n", 1)[0]
+			if got := problemOf(t, resp).Reason; got != tc.want || resp.StatusCode != 403 {
+				t.Errorf("%d %v", resp.StatusCode, got)
+			}
+		})
+	}
+}
+
+// Events come through one by one, while the server still writes.
+func TestStreamsAreNotHeldBack(t *testing.T) {
+	for _, kind := range []string{"text/event-stream", "application/x-ndjson"} {
+		w := newWorld(t)
+		next := make(chan struct{})
+		c, _ := w.judged(true, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+			rw.Header().Set("Content-Type", kind)
+			for i := range 3 {
+				fmt.Fprintf(rw, "data: %d\n\n", i)
+				http.NewResponseController(rw).Flush()
+				<-next
+			}
+		}), nil)
+		io.WriteString(c, get(apiHost, "/"))
+		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+		must(t, err)
+		for i := range 3 {
+			buf := make([]byte, 9)
+			_, err := io.ReadFull(resp.Body, buf)
+			must(t, err)
+			if want := fmt.Sprintf("data: %d\n\n", i); string(buf) != want {
+				t.Errorf("event %q, want %q", buf, want)
+			}
+			next <- struct{}{}
+		}
+	}
+}
+
+// An answer that breaks off upstream breaks off for the kid too, instead of looking complete.
+func TestBrokenAnswersLookBroken(t *testing.T) {
+	w := newWorld(t)
+	c, _ := w.judged(false, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		fmt.Fprint(rw, "half of it")
+		http.NewResponseController(rw).Flush()
+		panic(http.ErrAbortHandler)
+	}), nil)
+	io.WriteString(c, get(apiHost, "/"))
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	must(t, err)
+	if body, err := io.ReadAll(resp.Body); err == nil {
+		t.Errorf("read %q without an error", body)
+	}
+}
+
+func TestBodiesStreamBothWays(t *testing.T) {
+	w := newWorld(t)
+	const size = 8 << 20
+	c, _ := w.judged(true, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		n, _ := io.Copy(io.Discard, r.Body)
+		rw.Header().Set("Content-Length", fmt.Sprint(n))
+		io.CopyN(rw, zeros{}, n)
+	}), nil)
+	go func() {
+		fmt.Fprintf(c, "POST /up HTTP/1.1\r\nHost: %s\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n", apiHost, size)
+		io.CopyN(c, zeros{}, size)
+	}()
+	br := bufio.NewReader(c)
+	resp, err := http.ReadResponse(br, nil)
+	must(t, err)
+	if resp.StatusCode == http.StatusContinue {
+		resp, err = http.ReadResponse(br, nil)
+		must(t, err)
+	}
+	n, err := io.Copy(io.Discard, resp.Body)
+	if n != size || err != nil {
+		t.Errorf("got %d bytes, %v", n, err)
+	}
+	rec := w.records.wait(t, "the request", event(audit.EventRequest, audit.OutcomeAllow))
+	if *rec.Bytes != (audit.Bytes{Up: size, Down: size}) || rec.Fields["status"] != "200" || rec.Fields["path"] != "/up" {
+		t.Errorf("record %+v %+v", rec.Bytes, rec.Fields)
+	}
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { return len(p), nil }
+
+// E26: a client that closes its half right after the request gets its whole answer.
+func TestHalfClosedHTTPClient(t *testing.T) {
+	w := newWorld(t)
+	c, _ := w.judged(false, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		select {
+		case <-r.Context().Done():
+			t.Error("the request was given up")
+		case <-time.After(50 * time.Millisecond): // long enough for the end of the stream to arrive
+		}
+		fmt.Fprint(rw, "answer")
+	}), nil)
+	io.WriteString(c, get(apiHost, "/"))
+	must(t, c.(*net.TCPConn).CloseWrite())
+	got, err := io.ReadAll(c)
+	if err != nil || !strings.HasSuffix(string(got), "answer") {
+		t.Errorf("got %q, %v", got, err)
+	}
+}
+
+func TestWebSocketsPassOnceAgreed(t *testing.T) {
+	w := newWorld(t)
+	const wish = "GET /ws HTTP/1.1\r\nHost: " + apiHost + "\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+	h := http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Upgrade") != "websocket" {
+			t.Errorf("the server got %v", r.Header)
+		}
+		c, buf, err := http.NewResponseController(rw).Hijack()
+		must(t, err)
+		defer c.Close()
+		io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+		io.Copy(c, buf)
+	})
+	c, _ := w.judged(true, h, nil)
+	io.WriteString(c, wish+"\r\nearly frame")
+	if head := readHead(t, c); !strings.HasPrefix(head, "HTTP/1.1 101 ") {
+		t.Fatal(head)
+	}
+	buf := make([]byte, 13)
+	_, err := io.ReadFull(c, buf)
+	must(t, err)
+	if string(buf) != "\r\nearly frame" {
+		t.Errorf("echoed %q", buf)
+	}
+	c.Close()
+	w.records.wait(t, "the end", event(audit.EventConnClosed, audit.OutcomeOK))
+}
+
+// A server that does not agree ends the connection: what the client sends next was never judged.
+func TestDeclinedWebSocketEndsTheConnection(t *testing.T) {
+	w := newWorld(t)
+	var reached atomic.Int64
+	c, _ := w.judged(false, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { reached.Add(1) }), nil)
+	io.WriteString(c, "GET /ws HTTP/1.1\r\nHost: "+apiHost+"\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"+get(apiHost, "/smuggled"))
+	got, err := io.ReadAll(c)
+	if err != nil || strings.Count(string(got), "HTTP/1.1 ") != 1 || reached.Load() != 1 {
+		t.Errorf("%d requests reached the server: %q, %v", reached.Load(), got, err)
+	}
+}
