@@ -37,17 +37,17 @@ func source(t *testing.T, name, text string) string {
 	return path
 }
 
+func input(from, to string, mode os.FileMode) Input {
+	return Input{Dir: filepath.Dir(from), From: filepath.Base(from), To: to, Mode: mode}
+}
+
 func TestInputsArePlaced(t *testing.T) {
 	ws := workspace(t, 1<<20)
-	tree := t.TempDir()
-	if err := errors.Join(os.Mkdir(filepath.Join(tree, "sub"), 0o700), os.WriteFile(filepath.Join(tree, "sub/b"), []byte("b"), 0o600)); err != nil {
-		t.Fatal(err)
-	}
-	err := Place(ws, []Input{{From: source(t, "a", "hello"), To: "in/deep/a", Mode: 0o755}, {From: tree, To: "tree"}}, testOwner)
+	err := Place(ws, []Input{input(source(t, "a", "hello"), "in/deep/a", 0o755), input(source(t, "b", "b"), "b", 0)}, testOwner)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, mode := range map[string]os.FileMode{"in/deep/a": 0o755, "tree/sub/b": 0o600} {
+	for name, mode := range map[string]os.FileMode{"in/deep/a": 0o755, "b": 0o640} {
 		var st unix.Stat_t
 		if err := unix.Stat(filepath.Join(ws, name), &st); err != nil {
 			t.Fatal(err)
@@ -66,7 +66,7 @@ func TestPlaceNeverLeavesTheWorkspace(t *testing.T) {
 	}
 	from := source(t, "a", "hello")
 	for _, to := range []string{"link/a", "link", "../a", "../../etc/a", "x/../../a", ""} {
-		if err := Place(ws, []Input{{From: from, To: to}}, testOwner); err == nil {
+		if err := Place(ws, []Input{input(from, to, 0)}, testOwner); err == nil {
 			t.Errorf("placing at %q: no error", to)
 		}
 	}
@@ -84,27 +84,31 @@ func TestPlaceNeverLeavesTheWorkspace(t *testing.T) {
 	}
 }
 
-func TestLinksAndSpecialFilesAreNoInputs(t *testing.T) {
+func TestInputsStayInTheirDirectory(t *testing.T) {
 	ws := workspace(t, 1<<20)
-	tree := t.TempDir()
-	if err := os.Symlink("/etc/shadow", filepath.Join(tree, "s")); err != nil {
+	dir := t.TempDir()
+	secret := source(t, "secret", "not yours")
+	fifo := filepath.Join(dir, "fifo")
+	err := errors.Join(
+		os.Symlink(secret, filepath.Join(dir, "out")), os.Symlink("real", filepath.Join(dir, "in")),
+		os.WriteFile(filepath.Join(dir, "real"), []byte("x"), 0o600), unix.Mkfifo(fifo, 0o600))
+	if err != nil {
 		t.Fatal(err)
 	}
-	fifo := filepath.Join(t.TempDir(), "fifo")
-	if err := unix.Mkfifo(fifo, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	for _, in := range []Input{{From: tree, To: "t"}, {From: fifo, To: "f"}, {From: "/dev/zero", To: "z"}} {
-		if err := Place(ws, []Input{in}, testOwner); err == nil {
-			t.Errorf("input %+v: no error", in)
+	for _, from := range []string{"out", "../x", secret, "fifo", ".", "missing"} {
+		if err := Place(ws, []Input{{Dir: dir, From: from, To: "t"}}, testOwner); err == nil {
+			t.Errorf("input %q: no error", from)
 		}
+	}
+	if err := Place(ws, []Input{{Dir: dir, From: "in", To: "in"}}, testOwner); err != nil {
+		t.Errorf("a link that stays inside: %v", err)
 	}
 }
 
 func TestWorkspaceIsFull(t *testing.T) {
 	ws := workspace(t, 64<<10)
 	big := source(t, "big", string(make([]byte, 128<<10)))
-	if err := Place(ws, []Input{{From: big, To: "big"}}, testOwner); !errors.Is(err, unix.ENOSPC) {
+	if err := Place(ws, []Input{input(big, "big", 0)}, testOwner); !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("placing 128k into 64k: %v, want ENOSPC", err)
 	}
 }

@@ -12,12 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Input is one file or directory of the host that a kid finds in its workspace. Links below a directory are
-// refused: they could mean something else inside.
+// Input is one regular file of the host that a kid finds in its workspace.
 type Input struct {
-	From string      // absolute path on the host
-	To   string      // path below the workspace; "." is the workspace itself, for a directory
-	Mode fs.FileMode // of a file; 0 keeps the permission bits that it has on the host
+	Dir  string      // absolute directory on the host that From does not leave
+	From string      // path below Dir
+	To   string      // path below the workspace
+	Mode fs.FileMode // permission bits; 0 keeps those that it has on the host
 }
 
 // beneath makes the kernel refuse every way out of the workspace, whoever put it there.
@@ -47,68 +47,54 @@ type placer struct {
 	owner Owner
 }
 
+// place copies one regular file.
 func (p placer) place(in Input) error {
-	if !filepath.IsLocal(in.To) {
-		return errors.New("the target is not a path below the workspace")
+	if !filepath.IsLocal(in.To) || path.Clean(in.To) == "." {
+		return errors.New("the target is not a file below the workspace")
 	}
-	to := path.Clean(in.To)
-	info, err := os.Stat(in.From)
-	if err != nil {
-		return err
-	}
-	if !info.IsDir() {
-		if to == "." {
-			return errors.New("the target names no file")
-		}
-		return p.file(in.From, to, in.Mode)
-	}
-	return filepath.WalkDir(in.From, func(from string, e fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		rel, err := filepath.Rel(in.From, from)
-		if err != nil {
-			return err
-		}
-		target := path.Join(to, filepath.ToSlash(rel))
-		switch {
-		case e.IsDir():
-			return p.dirs(target)
-		case e.Type().IsRegular():
-			return p.file(from, target, in.Mode)
-		default:
-			return fmt.Errorf("%s is neither a file nor a directory", from)
-		}
-	})
-}
-
-// file copies one regular file. It is opened without following a link, so that a directory which changes
-// under the copy cannot bring in another file.
-func (p placer) file(from, to string, mode fs.FileMode) error {
-	src, err := os.OpenFile(from, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	src, mode, err := openInput(in)
 	if err != nil {
 		return err
 	}
 	defer src.Close() //nolint:errcheck // only read
-	info, err := src.Stat()
-	if err != nil {
+	if err := p.dirs(path.Dir(path.Clean(in.To))); err != nil {
 		return err
 	}
-	if !info.Mode().IsRegular() {
-		return fmt.Errorf("%s is not a regular file", from)
-	}
-	if mode == 0 {
-		mode = info.Mode()
-	}
-	if err := p.dirs(path.Dir(to)); err != nil {
-		return err
-	}
-	dst, err := p.open(to, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL, 0o600)
+	dst, err := open(p.root, in.To, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL, 0o600, beneath)
 	if err != nil {
 		return err
 	}
 	_, err = io.Copy(dst, src)
 	return errors.Join(err, dst.Chown(p.owner.UID, p.owner.GID), dst.Chmod(mode.Perm()), dst.Close())
+}
+
+// openInput opens the input's file, following links only as long as they stay in its directory.
+func openInput(in Input) (*os.File, fs.FileMode, error) {
+	dir, err := os.Open(in.Dir)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer dir.Close() //nolint:errcheck // only read
+	src, err := open(dir, in.From, unix.O_RDONLY|unix.O_NONBLOCK, 0, unix.RESOLVE_BENEATH|unix.RESOLVE_NO_MAGICLINKS)
+	if errors.Is(err, unix.EXDEV) {
+		return nil, 0, fmt.Errorf("it leads out of %s", in.Dir)
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	info, err := src.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = errors.New("it is not a regular file")
+	}
+	if err != nil {
+		src.Close() //nolint:errcheck // only read
+		return nil, 0, err
+	}
+	mode := in.Mode
+	if mode == 0 {
+		mode = info.Mode()
+	}
+	return src, mode, nil
 }
 
 // dirs makes the directory rel and its parents.
@@ -119,7 +105,7 @@ func (p placer) dirs(rel string) error {
 	if err := p.dirs(path.Dir(rel)); err != nil {
 		return err
 	}
-	parent, err := p.open(path.Dir(rel), unix.O_DIRECTORY|unix.O_RDONLY, 0)
+	parent, err := open(p.root, path.Dir(rel), unix.O_DIRECTORY|unix.O_RDONLY, 0, beneath)
 	if err != nil {
 		return err
 	}
@@ -127,7 +113,7 @@ func (p placer) dirs(rel string) error {
 	name := path.Base(rel)
 	switch err := unix.Mkdirat(int(parent.Fd()), name, 0o755); {
 	case errors.Is(err, unix.EEXIST):
-		dir, err := p.open(rel, unix.O_DIRECTORY|unix.O_RDONLY, 0)
+		dir, err := open(p.root, rel, unix.O_DIRECTORY|unix.O_RDONLY, 0, beneath)
 		if err != nil {
 			return err
 		}
@@ -135,18 +121,18 @@ func (p placer) dirs(rel string) error {
 	case err != nil:
 		return &fs.PathError{Op: "mkdirat", Path: rel, Err: err}
 	}
-	dir, err := p.open(rel, unix.O_DIRECTORY|unix.O_RDONLY, 0)
+	dir, err := open(p.root, rel, unix.O_DIRECTORY|unix.O_RDONLY, 0, beneath)
 	if err != nil {
 		return err
 	}
 	return errors.Join(dir.Chown(p.owner.UID, p.owner.GID), dir.Chmod(0o755), dir.Close())
 }
 
-// open opens rel beneath the workspace.
-func (p placer) open(rel string, flags int, perm uint64) (*os.File, error) {
-	how := &unix.OpenHow{Flags: uint64(flags) | unix.O_CLOEXEC, Mode: perm, Resolve: beneath} //nolint:gosec // flags are not negative
+// open opens rel below root; resolve says how strictly (openat2(2)).
+func open(root *os.File, rel string, flags int, perm, resolve uint64) (*os.File, error) {
+	how := &unix.OpenHow{Flags: uint64(flags) | unix.O_CLOEXEC, Mode: perm, Resolve: resolve} //nolint:gosec // flags are not negative
 	for {
-		fd, err := unix.Openat2(int(p.root.Fd()), rel, how)
+		fd, err := unix.Openat2(int(root.Fd()), rel, how)
 		if errors.Is(err, unix.EINTR) || errors.Is(err, unix.EAGAIN) {
 			continue
 		}

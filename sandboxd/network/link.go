@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -136,6 +137,9 @@ func setUp(h *netlink.Handle, link netlink.Link, own, peer netip.Addr, peerMAC n
 
 // Index returns the index of the host's end; ok is false where there is no such link.
 func Index(link string) (ifindex int, ok bool, err error) {
+	if link == "" {
+		return 0, false, nil
+	}
 	l, err := netlink.LinkByName(link)
 	var missing netlink.LinkNotFoundError
 	switch {
@@ -159,4 +163,19 @@ func Disconnect(link string) error {
 		return fmt.Errorf("removing %s: %w", link, err)
 	}
 	return nil
+}
+
+// Links returns the names of this machine's interfaces that begin with prefix.
+func Links(prefix string) ([]string, error) {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("listing interfaces: %w", err)
+	}
+	var out []string
+	for _, l := range links {
+		if strings.HasPrefix(l.Attrs().Name, prefix) {
+			out = append(out, l.Attrs().Name)
+		}
+	}
+	return out, nil
 }

@@ -108,23 +108,28 @@ func (r *Runc) Kill(ctx context.Context, id string, sig unix.Signal) error {
 	return nil
 }
 
-// Delete removes what runc keeps of the container, whatever state it is in, killing kid-init if need be.
-// A container that is not known is not an error.
+// Delete removes what runc keeps of the container. Its processes should be dead already: a plain delete
+// takes a dead kid-init that nobody has reaped yet for what it is, where a forced one would wait for it in
+// vain. What still lives is killed. A container that is not known is not an error.
 func (r *Runc) Delete(ctx context.Context, id string) error {
 	if !r.known(id) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	err := r.runc.Delete(ctx, id, &gorunc.DeleteOpts{Force: true})
-	if err != nil && r.known(id) {
-		if _, serr := os.Stat(filepath.Join(r.root, id, "state.json")); !errors.Is(serr, fs.ErrNotExist) {
-			return fmt.Errorf("deleting container %s: %w", id, err)
-		}
+	if _, err := os.Stat(filepath.Join(r.root, id, "state.json")); errors.Is(err, fs.ErrNotExist) {
 		// runc was killed before it wrote its state: there is only the directory.
 		if err := os.RemoveAll(filepath.Join(r.root, id)); err != nil {
 			return fmt.Errorf("deleting container %s: %w", id, err)
 		}
+		return nil
+	}
+	err := r.runc.Delete(ctx, id, nil)
+	if err != nil && r.known(id) {
+		err = r.runc.Delete(ctx, id, &gorunc.DeleteOpts{Force: true})
+	}
+	if err != nil && r.known(id) {
+		return fmt.Errorf("deleting container %s: %w", id, err)
 	}
 	return nil
 }

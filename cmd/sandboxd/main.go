@@ -1,0 +1,33 @@
+// Command sandboxd makes, runs and destroys kids.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"tagout/bpf"
+	"tagout/internal/daemon"
+	"tagout/internal/instance"
+	"tagout/internal/metrics"
+	"tagout/sandboxd"
+)
+
+func main() { daemon.Main(instance.Sandboxd, run) }
+
+func run(ctx context.Context, d *daemon.Daemon) error {
+	maps, err := bpf.Open(d.Inst.PinDir())
+	if err != nil {
+		return err
+	}
+	defer maps.Close() //nolint:errcheck // what they hold stays
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("finding kid-init: %w", err)
+	}
+	return sandboxd.Run(ctx, sandboxd.Config{
+		Inst: d.Inst, Init: filepath.Join(filepath.Dir(self), "kid-init"), AlertWebhook: d.Box.AlertWebhook,
+		Kernel: kernel{maps}, Denials: denials{maps}, Audit: d.Audit, Metrics: metrics.NewSandboxd(d.Metrics), Log: d.Log,
+	}, d.Serve)
+}

@@ -1,0 +1,77 @@
+package metrics
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"tagout/internal/reason"
+)
+
+// Sandboxd counts what sandboxd does. Make one with NewSandboxd.
+type Sandboxd struct {
+	spawns, stages         *prometheus.HistogramVec
+	destroyed, denied      *prometheus.CounterVec
+	execs                  *prometheus.HistogramVec
+	lost, alerts, alertErr prometheus.Counter
+	kids                   prometheus.Gauge
+}
+
+// NewSandboxd registers sandboxd's metrics in r.
+func NewSandboxd(r *Registry) *Sandboxd {
+	f := r.with()
+	seconds := []float64{.005, .01, .025, .05, .1, .15, .25, .5, 1, 2.5, 5, 10}
+	return &Sandboxd{
+		spawns: f.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "tagout_sandboxd_spawn_seconds", Help: "Time from a spawn's request to its answer.", Buckets: seconds}, []string{"outcome"}),
+		stages: f.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "tagout_sandboxd_spawn_stage_seconds", Help: "Time that each stage of a spawn took.",
+			Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, 1}}, []string{"stage"}),
+		destroyed: f.NewCounterVec(prometheus.CounterOpts{
+			Name: "tagout_sandboxd_destroys_total", Help: "Destroyed kids; outcome fail means that something is still being removed."}, []string{"outcome"}),
+		denied: f.NewCounterVec(prometheus.CounterOpts{
+			Name: "tagout_sandboxd_denials_total", Help: "Attempts that the kernel denied."}, []string{"reason"}),
+		execs: f.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "tagout_sandboxd_exec_seconds", Help: "Time that commands ran.", Buckets: []float64{.01, .05, .1, .5, 1, 10, 60, 600}}, []string{"result"}),
+		lost: f.NewCounter(prometheus.CounterOpts{
+			Name: "tagout_sandboxd_denials_lost_total", Help: "Denials that are in no record of their own; a gap record has their number."}),
+		alerts: f.NewCounter(prometheus.CounterOpts{
+			Name: "tagout_sandboxd_alerts_sent_total", Help: "Alerts that the webhook took."}),
+		alertErr: f.NewCounter(prometheus.CounterOpts{
+			Name: "tagout_sandboxd_alert_failures_total", Help: "Attempts to send an alert that failed; each is tried again."}),
+		kids: f.NewGauge(prometheus.GaugeOpts{Name: "tagout_sandboxd_kids", Help: "Kids, whatever state they are in."}),
+	}
+}
+
+// Spawned adds one spawn with its outcome.
+func (s *Sandboxd) Spawned(outcome string, took time.Duration) {
+	s.spawns.WithLabelValues(outcome).Observe(took.Seconds())
+}
+
+// Stage adds one stage of a spawn.
+func (s *Sandboxd) Stage(stage string, took time.Duration) {
+	s.stages.WithLabelValues(stage).Observe(took.Seconds())
+}
+
+// Destroyed adds one destroy.
+func (s *Sandboxd) Destroyed(outcome string) { s.destroyed.WithLabelValues(outcome).Inc() }
+
+// ExecEnded adds one command.
+func (s *Sandboxd) ExecEnded(result string, took time.Duration) {
+	s.execs.WithLabelValues(result).Observe(took.Seconds())
+}
+
+// Kids sets how many kids there are.
+func (s *Sandboxd) Kids(n int) { s.kids.Set(float64(n)) }
+
+// Denied adds one denial by the kernel.
+func (s *Sandboxd) Denied(code reason.Code) { s.denied.WithLabelValues(code.String()).Inc() }
+
+// DenialsLost adds denials that the kernel could not hand over.
+func (s *Sandboxd) DenialsLost(n uint64) { s.lost.Add(float64(n)) }
+
+// AlertSent adds one alert that was delivered.
+func (s *Sandboxd) AlertSent() { s.alerts.Inc() }
+
+// AlertFailed adds one attempt to deliver an alert that failed.
+func (s *Sandboxd) AlertFailed() { s.alertErr.Inc() }

@@ -1,0 +1,92 @@
+package sandboxd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+
+	"golang.org/x/sys/unix"
+
+	"tagout/internal/control"
+	"tagout/internal/instance"
+	"tagout/internal/session"
+	"tagout/internal/wire"
+	"tagout/sandboxd/kids"
+)
+
+// killswitchd asks killswitchd.
+type killswitchd struct{ client *control.Client }
+
+func (k killswitchd) Clear(ctx context.Context, scope wire.Scope) error {
+	err := k.ask(ctx, http.MethodPost, "/v1/clear", scope, nil)
+	if control.Status(err) == http.StatusLocked {
+		return fmt.Errorf("%w: %w", kids.ErrTagged, err)
+	}
+	return err
+}
+
+func (k killswitchd) Tags(ctx context.Context) ([]wire.Tag, error) {
+	var tags []wire.Tag
+	err := k.ask(ctx, http.MethodGet, "/v1/tags", nil, &tags)
+	return tags, err
+}
+
+// ask asks a second time where a kept connection may have been a dead predecessor's. Both questions change
+// nothing, so asking twice is harmless.
+func (k killswitchd) ask(ctx context.Context, method, route string, in, out any) error {
+	err := k.client.Call(ctx, method, route, in, out)
+	if err == nil || control.Status(err) != 0 || isDown(err) {
+		return err
+	}
+	k.client.CloseIdle()
+	return k.client.Call(ctx, method, route, in, out)
+}
+
+// point is the proxy or dnsfilter.
+type point struct {
+	name   string
+	client *control.Client
+}
+
+func (p point) Name() string { return p.name }
+
+func (p point) Put(ctx context.Context, s *session.Session) (wire.Ack, error) {
+	var ack wire.Ack
+	err := p.client.Call(ctx, http.MethodPut, "/v1/sessions/"+s.Kid, s, &ack)
+	return ack, err
+}
+
+func (p point) Delete(ctx context.Context, kid string) error { return forget(ctx, p.client, kid) }
+
+// credd asks credd.
+type credd struct{ client *control.Client }
+
+func (c credd) Mint(ctx context.Context, r wire.MintRequest) (wire.MintReply, error) {
+	var reply wire.MintReply
+	err := c.client.Call(ctx, http.MethodPost, "/v1/sessions", r, &reply)
+	return reply, err
+}
+
+func (c credd) Forget(ctx context.Context, kid string) error { return forget(ctx, c.client, kid) }
+
+func forget(ctx context.Context, c *control.Client, kid string) error {
+	err := c.Call(ctx, http.MethodDelete, "/v1/sessions/"+kid, nil, nil)
+	if isDown(err) {
+		return fmt.Errorf("%w: %w", kids.ErrDown, err)
+	}
+	return err
+}
+
+// isDown says whether nobody serves the socket: it is missing, or its listener is gone (unix(7)).
+func isDown(err error) bool {
+	return errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENOENT)
+}
+
+// clients connects to the other daemons of the instance. Nothing is dialled yet.
+func clients(inst instance.Instance) (kids.Stopper, []kids.PolicyPoint, kids.Credentials) {
+	client := func(daemon string) *control.Client { return control.NewClient(inst.Socket(daemon)) }
+	return killswitchd{client(instance.Killswitchd)},
+		[]kids.PolicyPoint{point{instance.Proxy, client(instance.Proxy)}, point{instance.DNSFilter, client(instance.DNSFilter)}},
+		credd{client(instance.Credd)}
+}

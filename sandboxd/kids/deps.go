@@ -1,0 +1,101 @@
+package kids
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tagout/internal/audit"
+	"tagout/internal/session"
+	"tagout/internal/wire"
+	"tagout/sandboxd/runtime"
+)
+
+var (
+	// ErrTagged is what a Stopper's Clear wraps when a tag hangs on the scope.
+	ErrTagged = errors.New("a tag hangs here")
+	// ErrDown is what Delete and Forget wrap when no process serves the daemon's socket: there is nobody
+	// who could still hold the session, and whoever starts next reads the session documents first.
+	ErrDown = errors.New("the daemon is not running")
+)
+
+// Stopper is killswitchd.
+type Stopper interface {
+	// Clear returns nil where nothing hangs on the scope, an error that wraps ErrTagged where something
+	// does, and any other error where killswitchd could not say.
+	Clear(ctx context.Context, scope wire.Scope) error
+	Tags(ctx context.Context) ([]wire.Tag, error)
+}
+
+// PolicyPoint is a daemon that enforces a session's egress policy: the proxy and dnsfilter.
+type PolicyPoint interface {
+	Name() string
+	Put(ctx context.Context, s *session.Session) (wire.Ack, error)
+	Delete(ctx context.Context, kid string) error
+}
+
+// Credentials is credd.
+type Credentials interface {
+	Mint(ctx context.Context, r wire.MintRequest) (wire.MintReply, error)
+	Forget(ctx context.Context, kid string) error
+}
+
+// Kernel is the instance's BPF maps. Nothing passes that has no entry there.
+type Kernel interface {
+	// Admit makes the entries of a kid: its session, the TCP ports towards virtual addresses, its cgroup and
+	// its link.
+	Admit(e Entry) error
+	// Withdraw removes them; entries that are not there are not an error. IfIndex 0 is unknown.
+	Withdraw(e Entry) error
+	// Stopped says whether the session's entry is there and says stopped.
+	Stopped(mark uint32) (bool, error)
+}
+
+// Entry is what the kernel knows of a kid.
+type Entry struct {
+	Mark     uint32
+	Addr     netip.Addr
+	CgroupID uint64
+	IfIndex  int
+	Ports    []uint16
+}
+
+// Runtime runs containers; *runtime.Runc is one.
+type Runtime interface {
+	Create(ctx context.Context, bundle string, s runtime.Spec) (runtime.State, error)
+	Start(ctx context.Context, id string) error
+	Exec(ctx context.Context, id, name, bundle string, p runtime.Process) (*runtime.Running, error)
+	Kill(ctx context.Context, id string, sig unix.Signal) error
+	Delete(ctx context.Context, id string) error
+	State(ctx context.Context, id string) (runtime.State, error)
+	List() ([]string, error)
+}
+
+// Image makes root filesystems; *image.Host is one.
+type Image interface {
+	Env() map[string]string
+	Root(dir, kid string, addr netip.Addr) ([]runtime.Mount, error)
+}
+
+// Cgroups is this machine's layout; cgroup.Layout is one.
+type Cgroups interface {
+	V2(rel string) string
+	Freezer(rel string) string
+	Create(rel string) error
+	Remove(ctx context.Context, rel string) error
+}
+
+// Recorder is the audit log. Log must not block.
+type Recorder interface{ Log(audit.Record) }
+
+// Metrics is what the manager reports to.
+type Metrics interface {
+	Spawned(outcome string, took time.Duration)
+	Stage(stage string, took time.Duration)
+	Destroyed(outcome string)
+	ExecEnded(result string, took time.Duration)
+	Kids(n int)
+}

@@ -1,0 +1,217 @@
+package kids
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tagout/internal/audit"
+	"tagout/internal/cgroup"
+	"tagout/internal/reason"
+	"tagout/internal/wire"
+	"tagout/sandboxd/files"
+	"tagout/sandboxd/network"
+)
+
+// Destroy removes the kid with all that was made for it and returns when it is gone. A kid that is not
+// there is not an error. When something cannot be removed yet, the kid stays denied and `destroying`, its
+// name and address stay taken, and Run goes on trying.
+func (m *Manager) Destroy(ctx context.Context, name, actor, why string) error {
+	m.mu.Lock()
+	k := m.kids[name]
+	if k == nil {
+		m.mu.Unlock()
+		return nil
+	}
+	k.state = wire.KidDestroying
+	k.cancel()
+	m.mu.Unlock()
+
+	k.life.Lock()
+	defer k.life.Unlock()
+	if !m.holds(k) {
+		return nil // the spawn took itself back, or another destroy was first
+	}
+	m.setState(k, wire.KidDestroying)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardownTimeout)
+	defer cancel()
+	err := m.teardown(ctx, k)
+	outcome := audit.OutcomeOK
+	rec := audit.Record{Event: audit.EventKidDestroyed, Actor: actor, Detail: why}
+	if err != nil {
+		outcome = audit.OutcomeFail
+		rec.Detail = err.Error()
+		err = refuse(Unavailable, reason.Internal, "destroying kid %s: it is denied everything, but not all of it is gone; this is tried again until it is: %w", name, err)
+	}
+	rec.Outcome = outcome
+	m.log(k, rec)
+	m.cfg.Metrics.Destroyed(outcome)
+	return err
+}
+
+// holds says whether k is still the kid of its name.
+func (m *Manager) holds(k *kid) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.kids[k.name] == k
+}
+
+// Run finishes teardowns that could not be finished at once, until ctx ends.
+func (m *Manager) Run(ctx context.Context) {
+	tick := time.NewTicker(retryTeardown)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		for _, k := range m.destroying() {
+			if !k.life.TryLock() {
+				continue // somebody is at it
+			}
+			if m.holds(k) {
+				tctx, cancel := context.WithTimeout(ctx, teardownTimeout)
+				if err := m.teardown(tctx, k); err != nil {
+					m.cfg.Log.Error("finishing a teardown; trying again", "kid", k.name, "error", err)
+				}
+				cancel()
+			}
+			k.life.Unlock()
+		}
+	}
+}
+
+func (m *Manager) destroying() []*kid {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var out []*kid
+	for _, k := range m.kids {
+		if k.state == wire.KidDestroying {
+			out = append(out, k)
+		}
+	}
+	return out
+}
+
+// teardown removes everything that steps made. Each part is done also where the kid never got that far.
+// First the processes, the kernel's entries, the tokens and the policies: from then on the kid is nothing
+// but names. These are removed only when all of that is known to be gone, the session document among the
+// last, so that every daemon that starts in between still finds it and every question about it is denied.
+func (m *Manager) teardown(ctx context.Context, k *kid) error {
+	down := &[]func(context.Context) error{}
+	err := errors.Join(
+		m.killProcesses(ctx, k),
+		m.withdrawEntries(k),
+		m.forgetTokens(ctx, k, down),
+		m.withdrawPolicies(ctx, k, down),
+	)
+	if err != nil {
+		return err
+	}
+	err = errors.Join(network.Disconnect(k.rec.Session.Link), network.RemoveNamespaces(m.pins(k.name)))
+	if err != nil {
+		return err
+	}
+	if err := m.store.Delete(k.name); err != nil {
+		return err
+	}
+	// A daemon that was down may have started and read the document just before it went.
+	for _, again := range *down {
+		if err := again(ctx); err != nil && !errors.Is(err, ErrDown) {
+			return err
+		}
+	}
+	if err := files.Unmount(m.workspaceDir(k)); err != nil {
+		return err
+	}
+	if err := m.cfg.Cgroups.Remove(ctx, m.cgroupRel(k.name)); err != nil {
+		return err
+	}
+	return m.unclaim(k)
+}
+
+// killProcesses kills the cgroup, waits until nothing runs in it, and removes the container.
+func (m *Manager) killProcesses(ctx context.Context, k *kid) error {
+	dir, freezer := m.cfg.Cgroups.V2(m.cgroupRel(k.name)), m.cfg.Cgroups.Freezer(m.cgroupRel(k.name))
+	if _, err := os.Stat(dir); err == nil {
+		if err := cgroup.Kill(dir); err != nil {
+			return err
+		}
+		if err := cgroup.Thaw(dir, freezer); err != nil { // a task frozen by v1 does not die before
+			return err
+		}
+		if err := cgroup.WaitEmpty(ctx, dir); err != nil {
+			return fmt.Errorf("waiting for the kid's processes to end: contained, not dead: %w", err)
+		}
+	}
+	if err := m.cfg.Runtime.Delete(ctx, k.name); err != nil {
+		return err
+	}
+	if k.pid != 0 {
+		unix.Wait4(k.pid, nil, unix.WNOHANG, nil) //nolint:errcheck // watch may have been first
+	}
+	k.markGone()
+	return nil
+}
+
+func (m *Manager) withdrawEntries(k *kid) error {
+	if err := m.cfg.Kernel.Withdraw(k.entry()); err != nil {
+		return fmt.Errorf("making the kernel forget the kid: %w", err)
+	}
+	return nil
+}
+
+func (m *Manager) forgetTokens(ctx context.Context, k *kid, down *[]func(context.Context) error) error {
+	forget := func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, askTimeout)
+		defer cancel()
+		if err := m.cfg.Credentials.Forget(ctx, k.name); err != nil {
+			return fmt.Errorf("making credd forget the kid's tokens: %w", err)
+		}
+		return nil
+	}
+	err := forget(ctx)
+	if errors.Is(err, ErrDown) {
+		*down = append(*down, forget)
+		return nil
+	}
+	return err
+}
+
+func (m *Manager) withdrawPolicies(ctx context.Context, k *kid, down *[]func(context.Context) error) error {
+	errs := make([]error, 0, len(m.cfg.Points))
+	for _, p := range m.cfg.Points {
+		withdraw := func(ctx context.Context) error {
+			ctx, cancel := context.WithTimeout(ctx, askTimeout)
+			defer cancel()
+			if err := p.Delete(ctx, k.name); err != nil {
+				return fmt.Errorf("withdrawing the policy from %s: %w", p.Name(), err)
+			}
+			return nil
+		}
+		err := withdraw(ctx)
+		if errors.Is(err, ErrDown) {
+			*down = append(*down, withdraw)
+			continue
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// unclaim gives the name, the index and the directory back.
+func (m *Manager) unclaim(k *kid) error {
+	if err := os.RemoveAll(m.dir(k.name)); err != nil {
+		return fmt.Errorf("removing the kid's directory: %w", err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.kids, k.name)
+	m.cfg.Metrics.Kids(len(m.kids))
+	return nil
+}

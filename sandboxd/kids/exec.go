@@ -1,0 +1,283 @@
+package kids
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/oklog/ulid/v2"
+	"golang.org/x/sys/unix"
+
+	"tagout/internal/audit"
+	"tagout/internal/reason"
+	"tagout/internal/wire"
+	"tagout/sandboxd/runtime"
+)
+
+// Results of an exec.
+const (
+	resultExited   = "exited"
+	resultSignaled = "signaled"
+	resultTimeout  = "timeout"
+	resultStopped  = "stopped"
+	resultFailed   = "failed"
+)
+
+// Exit codes where the command gave none, as shells and timeout(1) have them.
+const (
+	codeTimeout     = 124
+	codeNotRunnable = 126
+	codeNotFound    = 127
+	codeSignal      = 128 // plus the signal's number
+)
+
+const (
+	drainGrace = 200 * time.Millisecond // for output that a command's children still write after its end
+	killGrace  = 2 * time.Second        // for a killed command to end
+	stopGrace  = time.Second            // for killswitchd to hang the tag of a stop that just fired
+)
+
+// Exec runs a command in the kid and sends its output, byte for byte, and then exactly one frame that says
+// how it ended. An error means that nothing was started and nothing was sent. send is called by one
+// goroutine at a time; when it fails, or ctx ends, the command and all that it started are killed. What a
+// command leaves running in the background when it ends by itself goes on.
+func (m *Manager) Exec(ctx context.Context, name, actor string, r wire.ExecRequest, send func(wire.ExecFrame) error) error {
+	began := time.Now()
+	k, err := m.admitExec(ctx, name, r)
+	if err != nil {
+		m.cfg.Audit.Log(audit.Record{Event: audit.EventExecEnded, Kid: name, Actor: actor, Outcome: audit.OutcomeDeny,
+			Reason: ReasonOf(err), Detail: err.Error(), Fields: execFields(r, nil)})
+		return err
+	}
+	m.log(k, audit.Record{Event: audit.EventExecStarted, Actor: actor, Outcome: audit.OutcomeOK, Fields: execFields(r, nil)})
+	s := &stream{send: send}
+	exit := m.runCommand(ctx, k, r, s)
+	s.frame(wire.ExecFrame{Exit: &exit})
+	outcome := audit.OutcomeOK
+	if exit.Result != resultExited {
+		outcome = audit.OutcomeFail
+	}
+	m.log(k, audit.Record{Event: audit.EventExecEnded, Actor: actor, Outcome: outcome, Detail: exit.Detail, Fields: execFields(r, &exit)})
+	m.cfg.Metrics.ExecEnded(exit.Result, time.Since(began))
+	return nil
+}
+
+// execFields are what a record says of a command. Environment and input stay out: they are the likeliest
+// places of secrets.
+func execFields(r wire.ExecRequest, exit *wire.ExecExit) map[string]string {
+	const most = 512
+	argv := strings.Join(r.Argv, " ")
+	if len(argv) > most {
+		argv = argv[:most] + "…"
+	}
+	out := map[string]string{"argv": argv}
+	if exit != nil {
+		out["result"], out["code"] = exit.Result, fmt.Sprint(exit.Code)
+		if exit.Signal != "" {
+			out["signal"] = exit.Signal
+		}
+	}
+	return out
+}
+
+// admitExec finds the kid and says whether the command may run in it.
+func (m *Manager) admitExec(ctx context.Context, name string, r wire.ExecRequest) (*kid, error) {
+	if err := checkExec(r); err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	k := m.kids[name]
+	var view wire.Kid
+	if k != nil {
+		view = k.view()
+	}
+	m.mu.Unlock()
+	if k == nil {
+		return nil, notFound(name)
+	}
+	if view.State == wire.KidStopped || view.State == wire.KidRunning && m.isStopped(ctx, k) {
+		return nil, refuse(Tagged, reason.Stopped, "kid %s was stopped: nothing runs in it any more; destroy it and spawn another", name)
+	}
+	if view.State != wire.KidRunning {
+		return nil, refuse(Conflict, reason.OK, "kid %s is %s: commands run only in a kid that is running", name, view.State)
+	}
+	if err := m.clear(ctx, k); err != nil {
+		return nil, err
+	}
+	return k, nil
+}
+
+func checkExec(r wire.ExecRequest) error {
+	if len(r.Argv) == 0 || r.Argv[0] == "" {
+		return refuse(Invalid, reason.Malformed, "no command was given")
+	}
+	if slices.ContainsFunc(append([]string{r.Dir}, r.Argv...), func(s string) bool { return strings.ContainsRune(s, 0) }) {
+		return refuse(Invalid, reason.Malformed, "the command contains a NUL byte")
+	}
+	if r.Dir != "" && !path.IsAbs(r.Dir) {
+		return refuse(Invalid, reason.Malformed, "directory %q: give an absolute path", r.Dir)
+	}
+	if r.Timeout < 0 {
+		return refuse(Invalid, reason.Malformed, "timeout %s: give a positive duration, or none", r.Timeout)
+	}
+	for name, value := range r.Env {
+		if err := checkEnv(name); err != nil {
+			return err
+		}
+		if strings.ContainsRune(value, 0) {
+			return refuse(Invalid, reason.Malformed, "environment variable %s contains a NUL byte", name)
+		}
+	}
+	return nil
+}
+
+// runCommand runs the command to its end and says how it ended.
+func (m *Manager) runCommand(ctx context.Context, k *kid, r wire.ExecRequest, s *stream) wire.ExecExit {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s.failed = cancel
+	run, err := m.start(ctx, k, r)
+	if err != nil {
+		return m.notStarted(ctx, k, err)
+	}
+	defer m.tidy(k, run)
+	defer run.Close()
+	go feed(run, r.Stdin)
+	s.read(run)
+	cause := m.await(ctx, k, run, r.Timeout)
+	s.drain(run)
+	return m.verdict(ctx, k, run, cause, r.Timeout)
+}
+
+func (m *Manager) start(ctx context.Context, k *kid, r wire.ExecRequest) (*runtime.Running, error) {
+	m.tidyLingering(k)
+	dir := r.Dir
+	if dir == "" {
+		dir = runtime.Home
+	}
+	return m.cfg.Runtime.Exec(ctx, k.name, "exec-"+strings.ToLower(ulid.Make().String()), m.bundleDir(k), runtime.Process{
+		Argv: r.Argv, Dir: dir, OpenFiles: k.rec.Plan.Limits.OpenFiles,
+		Env: environment(m.cfg.Images[k.rec.Plan.Image].Env(), k.rec.Plan.Env, k.rec.Tokens, r.Env),
+	})
+}
+
+// notStarted says why a command did not start: it cannot be run, or the kid was stopped meanwhile.
+func (m *Manager) notStarted(ctx context.Context, k *kid, err error) wire.ExecExit {
+	if m.wasStopped(ctx, k) {
+		return wire.ExecExit{Result: resultStopped, Code: codeSignal + int(unix.SIGKILL), Detail: "the kid was stopped before the command started"}
+	}
+	m.cfg.Log.Info("a command could not be started", "kid", k.name, "error", err)
+	code := codeNotFound
+	if !errors.Is(err, runtime.ErrNotStarted) || strings.Contains(err.Error(), "permission denied") {
+		code = codeNotRunnable
+	}
+	return wire.ExecExit{Result: resultFailed, Code: code, Detail: err.Error()}
+}
+
+// feed gives the command its input and then the end of it. A command that does not read, or has ended, ends
+// the feeding when run is closed.
+func feed(run *runtime.Running, input []byte) {
+	run.Stdin.Write(input) //nolint:errcheck // the command need not read its input
+	run.Stdin.Close()      //nolint:errcheck // as above
+}
+
+// await returns when the command has ended, or as much as it ever will, with the reason why it was killed:
+// empty where it was not killed from here.
+func (m *Manager) await(ctx context.Context, k *kid, run *runtime.Running, timeout time.Duration) (cause string) {
+	var expired <-chan time.Time
+	if timeout > 0 {
+		t := time.NewTimer(timeout)
+		defer t.Stop()
+		expired = t.C
+	}
+	select {
+	case <-run.Done():
+		return ""
+	case <-k.gone:
+	case <-expired:
+		cause = resultTimeout
+	case <-ctx.Done():
+		cause = resultFailed
+	}
+	if cause != "" {
+		if err := run.Kill(); err != nil {
+			m.cfg.Log.Error("killing a command", "kid", k.name, "error", err)
+		}
+	}
+	grace := time.NewTimer(killGrace)
+	defer grace.Stop()
+	select {
+	case <-run.Done():
+	case <-grace.C: // in uninterruptible sleep, or held by a tracer outside: contained, not dead
+	}
+	return cause
+}
+
+// verdict says how the command ended.
+func (m *Manager) verdict(ctx context.Context, k *kid, run *runtime.Running, cause string, timeout time.Duration) wire.ExecExit {
+	killed := codeSignal + int(unix.SIGKILL)
+	select {
+	case <-run.Done():
+	default:
+		return wire.ExecExit{Result: resultFailed, Code: killed, Detail: "the command was killed but has not ended: it waits in the kernel"}
+	}
+	switch exit := run.Exit(); {
+	case cause == resultTimeout:
+		return wire.ExecExit{Result: resultTimeout, Code: codeTimeout, Detail: fmt.Sprintf("killed after %s", timeout)}
+	case cause == resultFailed:
+		return wire.ExecExit{Result: resultFailed, Code: killed, Detail: "killed because whoever asked for it went away"}
+	case exit.Signal == int(unix.SIGKILL) && m.wasStopped(ctx, k):
+		return wire.ExecExit{Result: resultStopped, Code: killed, Signal: unix.SignalName(unix.SIGKILL)}
+	case exit.Signal != 0:
+		return wire.ExecExit{Result: resultSignaled, Code: codeSignal + exit.Signal, Signal: unix.SignalName(unix.Signal(exit.Signal))}
+	default:
+		return wire.ExecExit{Result: resultExited, Code: exit.Code}
+	}
+}
+
+// wasStopped says whether a SIGKILL was a stop's or a destroy's. When all of the kid is gone it waits a
+// little for killswitchd, which fires first and hangs the tag after.
+func (m *Manager) wasStopped(ctx context.Context, k *kid) bool {
+	deadline := time.Now().Add(stopGrace)
+	for {
+		m.mu.Lock()
+		destroying := k.state == wire.KidDestroying
+		m.mu.Unlock()
+		if destroying || m.isStopped(ctx, k) {
+			return true
+		}
+		select {
+		case <-k.gone:
+		case <-time.After(20 * time.Millisecond):
+			return false // kid-init lives: it was not a stop
+		}
+		if time.Now().After(deadline) {
+			return false
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// tidy removes the command's cgroup, now or, where background processes remain in it, before a later command.
+func (m *Manager) tidy(k *kid, run *runtime.Running) {
+	if run.Tidy() {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	k.lingering = append(k.lingering, run)
+}
+
+func (m *Manager) tidyLingering(k *kid) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	k.lingering = slices.DeleteFunc(k.lingering, func(run *runtime.Running) bool { return run.Tidy() })
+}

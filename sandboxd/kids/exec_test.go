@@ -1,0 +1,195 @@
+package kids
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"tagout/internal/cgroup"
+	"tagout/internal/wire"
+)
+
+func TestExecResults(t *testing.T) {
+	b := newBox(t, "tsbexec")
+	b.spawn("k1", plan())
+	for name, c := range map[string]struct {
+		r    wire.ExecRequest
+		want wire.ExecExit
+		out  string
+	}{
+		"exit code":      {wire.ExecRequest{Argv: []string{"sh", "-c", "exit 42"}}, wire.ExecExit{Result: "exited", Code: 42}, ""},
+		"signal":         {wire.ExecRequest{Argv: []string{"sh", "-c", "kill -TERM $$"}}, wire.ExecExit{Result: "signaled", Code: 143, Signal: "SIGTERM"}, ""},
+		"own kill":       {wire.ExecRequest{Argv: []string{"sh", "-c", "kill -KILL $$"}}, wire.ExecExit{Result: "signaled", Code: 137, Signal: "SIGKILL"}, ""},
+		"not found":      {wire.ExecRequest{Argv: []string{"no-such-program"}}, wire.ExecExit{Result: "failed", Code: 127}, ""},
+		"not executable": {wire.ExecRequest{Argv: []string{"/etc/passwd"}}, wire.ExecExit{Result: "failed", Code: 126}, ""},
+		"no directory":   {wire.ExecRequest{Argv: []string{"true"}, Dir: "/nowhere"}, wire.ExecExit{Result: "failed", Code: 127}, ""},
+		"directory":      {wire.ExecRequest{Argv: []string{"pwd"}, Dir: "/tmp"}, wire.ExecExit{Result: "exited"}, "/tmp\n"},
+		"environment":    {wire.ExecRequest{Argv: []string{"sh", "-c", "echo $GREETING"}, Env: map[string]string{"GREETING": "ho"}}, wire.ExecExit{Result: "exited"}, "ho\n"},
+		"no input":       {wire.ExecRequest{Argv: []string{"wc", "-c"}}, wire.ExecExit{Result: "exited"}, "0\n"},
+		"unread input":   {wire.ExecRequest{Argv: []string{"true"}, Stdin: make([]byte, 1<<20)}, wire.ExecExit{Result: "exited"}, ""},
+	} {
+		r := b.exec("k1", c.r)
+		detail := r.exit.Detail
+		r.exit.Detail = ""
+		if r.exit != c.want || r.stdout.String() != c.out {
+			t.Errorf("%s: %+v %q (%s %s), want %+v %q", name, r.exit, r.stdout.String(), r.stderr.String(), detail, c.want, c.out)
+		}
+		if c.want.Result == "failed" && (detail == "" || r.stderr.Len() > 0) {
+			t.Errorf("%s: detail %q, stderr %q: want the reason in the detail alone", name, detail, r.stderr.String())
+		}
+	}
+	for name, r := range map[string]wire.ExecRequest{
+		"nothing": {}, "NUL": {Argv: []string{"a\x00b"}}, "relative": {Argv: []string{"true"}, Dir: "x"}, "env": {Argv: []string{"true"}, Env: map[string]string{"A B": ""}},
+	} {
+		if _, err := runExec(t.Context(), b.Manager, "k1", r); KindOf(err) != Invalid {
+			t.Errorf("%s: %v, want it refused as invalid", name, err)
+		}
+	}
+	if _, err := runExec(t.Context(), b.Manager, "nobody", wire.ExecRequest{Argv: []string{"true"}}); KindOf(err) != NotFound {
+		t.Errorf("unknown kid: %v", err)
+	}
+}
+
+// TestEveryByteArrives sends binary input through and back, more than any pipe holds, with a slow receiver.
+func TestEveryByteArrives(t *testing.T) {
+	b := newBox(t, "tsbbytes")
+	b.spawn("k1", plan())
+	input := make([]byte, 3<<20)
+	for i := range input {
+		input[i] = byte(i * i >> 3)
+	}
+	hash, n := sha256.New(), 0
+	err := b.Exec(t.Context(), "k1", "test", wire.ExecRequest{Argv: []string{"cat"}, Stdin: input}, func(f wire.ExecFrame) error {
+		if n%16 == 0 {
+			time.Sleep(2 * time.Millisecond) // the receiver is slow
+		}
+		n++
+		hash.Write(f.Stdout)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := sha256.Sum256(input)
+	if !bytes.Equal(hash.Sum(nil), want[:]) {
+		t.Error("the bytes that came back are not those that were sent")
+	}
+	// The command is gone long before its output was read.
+	r := &bytes.Buffer{}
+	err = b.Exec(t.Context(), "k1", "test", wire.ExecRequest{Argv: []string{"sh", "-c", "(sleep 100) & head -c 60000 /dev/zero"}}, func(f wire.ExecFrame) error {
+		time.Sleep(drainGrace + 100*time.Millisecond)
+		r.Write(f.Stdout)
+		return nil
+	})
+	if err != nil || r.Len() != 60000 {
+		t.Errorf("%d bytes, %v, want 60000", r.Len(), err)
+	}
+}
+
+func TestGrandchildDoesNotHoldTheExec(t *testing.T) {
+	b := newBox(t, "tsbgrand")
+	b.spawn("k1", plan())
+	began := time.Now()
+	r := b.sh("k1", "sleep 300 & echo done")
+	if took := time.Since(began); took > 3*time.Second || r.stdout.String() != "done\n" || r.exit.Result != "exited" {
+		t.Errorf("after %s: %q %+v", took, r.stdout.String(), r.exit)
+	}
+	if r := b.sh("k1", "grep -lz sleep /proc/[0-9]*/cmdline 2>/dev/null | wc -l"); strings.TrimSpace(r.stdout.String()) == "0" {
+		t.Error("the background process is gone: it should go on")
+	}
+}
+
+func TestTimeoutKillsTheWholeTree(t *testing.T) {
+	b := newBox(t, "tsbtime")
+	kid := b.spawn("k1", plan())
+	// Double-forked into a session of its own, ignoring what can be ignored.
+	script := `trap "" TERM HUP INT; setsid sh -c 'trap "" TERM; (sleep 1234 &) ; sleep 1234' & sleep 1234`
+	began := time.Now()
+	r := b.exec("k1", wire.ExecRequest{Argv: []string{"sh", "-c", script}, Timeout: 300 * time.Millisecond})
+	if took := time.Since(began); took > 3*time.Second || r.exit.Result != "timeout" || r.exit.Code != 124 {
+		t.Errorf("after %s: %+v, want timeout 124", took, r.exit)
+	}
+	eventually(t, "all of the tree to be gone", func() bool { return len(tasks(t, kid.Cgroup)) == 1 })
+	if k, err := b.Get(t.Context(), "k1"); err != nil || k.State != wire.KidRunning {
+		t.Errorf("the kid is %s, %v, want running", k.State, err)
+	}
+}
+
+func TestAStopEndsTheExec(t *testing.T) {
+	b := newBox(t, "tsbstop")
+	k := b.spawn("k1", plan())
+	began, started := time.Now(), false
+	var exit *wire.ExecExit
+	err := b.Exec(t.Context(), "k1", "test", wire.ExecRequest{Argv: []string{"sh", "-c", "echo up; sleep 300"}}, func(f wire.ExecFrame) error {
+		if len(f.Stdout) > 0 && !started {
+			started = true
+			if err := cgroup.Kill(k.Cgroup); err != nil { // as killswitchd does, the tag after
+				return err
+			}
+			b.guards.tag(wire.Tag{Scope: wire.Scope{Kid: "k1"}, By: "ada"})
+		}
+		if f.Exit != nil {
+			exit = f.Exit
+		}
+		return nil
+	})
+	if err != nil || exit == nil || exit.Result != "stopped" {
+		t.Fatalf("exit %+v, %v, want stopped", exit, err)
+	}
+	if took := time.Since(began); took > 3*time.Second {
+		t.Errorf("the exec ended %s after the stop", took)
+	}
+	eventually(t, "the kid to be shown as stopped", func() bool {
+		k, err := b.Get(t.Context(), "k1")
+		return err == nil && k.State == wire.KidStopped
+	})
+}
+
+func TestClientThatGoesAwayEndsTheCommand(t *testing.T) {
+	b := newBox(t, "tsbgone")
+	k := b.spawn("k1", plan())
+	gone := errors.New("the client is gone")
+	if err := b.Exec(t.Context(), "k1", "test", wire.ExecRequest{Argv: []string{"sh", "-c", "echo up; exec sleep 300"}}, func(wire.ExecFrame) error { return gone }); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if _, err := runExec(ctx, b.Manager, "k1", wire.ExecRequest{Argv: []string{"sleep", "300"}}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "only kid-init to be left", func() bool { return len(tasks(t, k.Cgroup)) == 1 })
+}
+
+// tasks returns the processes in the cgroup and below it.
+func tasks(t *testing.T, dir string) []int {
+	t.Helper()
+	var out []int
+	err := filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error {
+		if err != nil || e.Name() != "cgroup.procs" {
+			return nil //nolint:nilerr // a cgroup may go while we look
+		}
+		raw, err := os.ReadFile(path)
+		if err != nil {
+			return nil //nolint:nilerr // as above
+		}
+		for _, f := range strings.Fields(string(raw)) {
+			pid, err := strconv.Atoi(f)
+			if err != nil {
+				return err
+			}
+			out = append(out, pid)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}

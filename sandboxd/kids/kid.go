@@ -1,0 +1,118 @@
+package kids
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"tagout/internal/session"
+	"tagout/internal/wire"
+	"tagout/sandboxd/network"
+	"tagout/sandboxd/runtime"
+)
+
+// kid is one kid in memory. rec and the fields above it are written by the goroutine that holds life, before
+// the kid is running, and read-only afterwards; the rest says what guards it.
+type kid struct {
+	name   string
+	rec    record
+	pid    int    // of kid-init, 0 before it was created
+	cancel func() // ends a spawn that is under way
+
+	life sync.Mutex // held by a spawn and by a teardown, so that they never overlap
+
+	gone     chan struct{} // closed when kid-init has ended
+	goneOnce sync.Once
+
+	// Guarded by Manager.mu.
+	state     wire.KidState
+	stopped   bool // seen stopped once; never unset, because a release restarts nothing
+	lingering []*runtime.Running
+}
+
+// recordVersion is the version of the record that this build writes, and the only one that it adopts.
+const recordVersion = 1
+
+// record is what sandboxd must know of a kid to adopt it or to tear it down. It lies in the kid's directory
+// on a tmpfs; its tokens are opaque and worthless once credd has forgotten them.
+type record struct {
+	Version int                      `json:"version"`
+	State   wire.KidState            `json:"state"`
+	Session session.Session          `json:"session"`
+	Plan    Plan                     `json:"plan"`
+	Tokens  map[string]string        `json:"tokens,omitempty"` // environment variable -> token
+	IfIndex int                      `json:"ifindex,omitempty"`
+	Timings map[string]time.Duration `json:"timings,omitempty"`
+}
+
+func newKid(name string) *kid { return &kid{name: name, cancel: func() {}, gone: make(chan struct{})} }
+
+// markGone notes that kid-init has ended. Safe to call more than once.
+func (k *kid) markGone() { k.goneOnce.Do(func() { close(k.gone) }) }
+
+// entry is what the kernel knows, or should forget, of the kid.
+func (k *kid) entry() Entry {
+	s := &k.rec.Session
+	return Entry{Mark: s.Mark, Addr: s.Addr, CgroupID: s.CgroupID, IfIndex: k.rec.IfIndex, Ports: k.rec.Plan.Ports}
+}
+
+// Where a kid's things are.
+func (m *Manager) dir(name string) string       { return m.cfg.Inst.KidDir(name) }
+func (m *Manager) rootDir(k *kid) string        { return filepath.Join(m.dir(k.name), "root") }
+func (m *Manager) bundleDir(k *kid) string      { return filepath.Join(m.dir(k.name), "bundle") }
+func (m *Manager) workspaceDir(k *kid) string   { return filepath.Join(m.dir(k.name), "workspace") }
+func (m *Manager) cgroupRel(name string) string { return m.cfg.Inst.KidsCgroupRel() + "/" + name }
+func (m *Manager) pins(name string) network.Namespaces {
+	return network.Paths(m.cfg.Inst.NetNSDir(), name)
+}
+
+const recordName = "kid.json"
+
+// save writes the record whole or not at all.
+func (m *Manager) save(k *kid) error {
+	raw, err := json.Marshal(&k.rec)
+	if err != nil {
+		return fmt.Errorf("noting kid %s: %w", k.name, err)
+	}
+	path := filepath.Join(m.dir(k.name), recordName)
+	if err := os.WriteFile(path+".new", raw, 0o600); err != nil {
+		return fmt.Errorf("noting kid %s: %w", k.name, err)
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		return fmt.Errorf("noting kid %s: %w", k.name, err)
+	}
+	return nil
+}
+
+// load reads the record of the kid called name.
+func (m *Manager) load(name string) (record, error) {
+	var rec record
+	raw, err := os.ReadFile(filepath.Join(m.dir(name), recordName))
+	if err != nil {
+		return rec, fmt.Errorf("reading what is known of kid %s: %w", name, err)
+	}
+	if err := json.Unmarshal(raw, &rec); err != nil {
+		return rec, fmt.Errorf("reading what is known of kid %s: %w", name, err)
+	}
+	if rec.Version != recordVersion || rec.Session.Kid != name {
+		return rec, errors.New("what is known of kid " + name + " is not for this version of Tagout")
+	}
+	return rec, nil
+}
+
+// view is what people see of the kid. Call it with Manager.mu held.
+func (k *kid) view() wire.Kid {
+	s := &k.rec.Session
+	state := k.state
+	if k.stopped && (state == wire.KidRunning || state == wire.KidExited) {
+		state = wire.KidStopped
+	}
+	return wire.Kid{
+		Name: k.name, Session: s.ID, State: state, Purpose: s.Purpose, Card: s.Card, Mark: s.Mark,
+		Addr: s.Addr, Cgroup: s.Cgroup, Created: s.Created, Timings: k.rec.Timings,
+	}
+}

@@ -1,0 +1,116 @@
+package kids
+
+import (
+	"fmt"
+	"regexp"
+
+	"tagout/internal/policy"
+	"tagout/internal/reason"
+	"tagout/internal/session"
+	"tagout/sandboxd/files"
+	"tagout/sandboxd/runtime"
+)
+
+// Plan is what a job card asks for, in plain values. Whoever made it has checked the card.
+type Plan struct {
+	Card      string
+	CardHash  string
+	Image     string
+	Egress    policy.Spec
+	Ports     []uint16 // TCP ports of all allow rules
+	Inputs    []files.Input
+	Workspace int64 // bytes
+	Tmp       int64 // bytes
+	Secrets   []session.Secret
+	Env       map[string]string
+	Limits    runtime.Limits
+	Stop      session.Stop
+}
+
+// Request asks for a kid.
+type Request struct {
+	Name    string // empty: one is made up
+	Purpose string
+	Actor   string // who asks, for the record
+	Plan    Plan
+}
+
+var (
+	nameRE = regexp.MustCompile(`^[a-z][a-z0-9-]{0,30}$`)
+	envRE  = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+)
+
+// CheckName says whether name can name a kid.
+func CheckName(name string) error {
+	if !nameRE.MatchString(name) {
+		return refuse(Invalid, reason.Malformed, "kid name %q: use 1 to 31 lower-case letters, digits and dashes, starting with a letter", name)
+	}
+	return nil
+}
+
+func (m *Manager) checkRequest(r Request) error {
+	if r.Name != "" {
+		if err := CheckName(r.Name); err != nil {
+			return err
+		}
+	}
+	if _, ok := m.cfg.Images[r.Plan.Image]; !ok {
+		return refuse(Invalid, reason.Malformed, "image %q is not known: this version has the image `host`", r.Plan.Image)
+	}
+	if r.Plan.Workspace <= 0 || r.Plan.Tmp <= 0 {
+		return refuse(Invalid, reason.Malformed, "the plan gives no size for the workspace or for /tmp")
+	}
+	for name := range r.Plan.Env {
+		if err := checkEnv(name); err != nil {
+			return err
+		}
+	}
+	for _, s := range r.Plan.Secrets {
+		if err := checkEnv(s.Env); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func checkEnv(name string) error {
+	if !envRE.MatchString(name) {
+		return refuse(Invalid, reason.Malformed, "%q cannot name an environment variable: use letters, digits and underscores", name)
+	}
+	return nil
+}
+
+// container turns the plan into what the runtime needs.
+func (m *Manager) container(k *kid, mounts []runtime.Mount) runtime.Spec {
+	s := &k.rec.Session
+	first, count := m.cfg.Inst.KidUIDRange(s.Index)
+	return runtime.Spec{
+		ID: k.name, Root: m.rootDir(k), Init: m.cfg.Init,
+		Mounts: append(mounts, runtime.Mount{Source: m.workspaceDir(k), Target: runtime.Home, Writable: true}),
+		UserNS: m.pins(k.name).User, NetNS: s.NetNS, UIDFirst: first, UIDCount: count,
+		Cgroup: m.cgroupRel(k.name), Limits: k.rec.Plan.Limits, Tmp: k.rec.Plan.Tmp,
+		Unconfined: m.unconfined,
+	}
+}
+
+// owner is the kid's user on the host.
+func (m *Manager) owner(k *kid) files.Owner {
+	first, _ := m.cfg.Inst.KidUIDRange(k.rec.Session.Index)
+	id := int(first) + runtime.KidUID
+	return files.Owner{UID: id, GID: id}
+}
+
+// environment merges what the image, the card, the tokens and the request say; later ones win.
+func environment(sources ...map[string]string) []string {
+	all := map[string]string{}
+	for _, src := range sources {
+		for name, value := range src {
+			all[name] = value
+		}
+	}
+	out := make([]string, 0, len(all))
+	for name, value := range all {
+		out = append(out, fmt.Sprintf("%s=%s", name, value))
+	}
+	return out
+}

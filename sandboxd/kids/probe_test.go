@@ -1,0 +1,137 @@
+package kids
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// runProbe is the test binary inside a kid. It prints what it saw as JSON.
+func runProbe(name string) int {
+	switch name {
+	case "attacks":
+		json.NewEncoder(os.Stdout).Encode(attacks()) //nolint:errcheck,errchkjson // the test sees that it is missing
+	case "forks":
+		n, err := forks()
+		fmt.Printf("%d %v\n", n, err)
+	case "memory":
+		hoard()
+	case "fill":
+		n, err := fill(os.Args[1])
+		fmt.Printf("%d %v\n", n, err)
+	default:
+		return 2
+	}
+	return 0
+}
+
+// attacks maps what a kid tries to the errno that it got, "" where it succeeded.
+func attacks() map[string]string {
+	out := map[string]string{}
+	call := func(name string, nr uintptr, args ...uintptr) {
+		var a [6]uintptr
+		copy(a[:], args)
+		_, _, errno := unix.RawSyscall6(nr, a[0], a[1], a[2], a[3], a[4], a[5])
+		out[name] = ""
+		if errno != 0 {
+			out[name] = unix.ErrnoName(errno)
+		}
+	}
+	runtime.LockOSThread()
+	call("io_uring_setup", unix.SYS_IO_URING_SETUP, 1, 0)
+	call("bpf", unix.SYS_BPF, 0, 0, 0)
+	call("perf_event_open", unix.SYS_PERF_EVENT_OPEN, 0, 0, 0, 0, 0)
+	call("keyctl", unix.SYS_KEYCTL, unix.KEYCTL_GET_KEYRING_ID, ^uintptr(2), 0)
+	call("add_key", unix.SYS_ADD_KEY, 0, 0, 0, 0, 0)
+	call("userfaultfd", unix.SYS_USERFAULTFD, 0)
+	call("setns", unix.SYS_SETNS, ^uintptr(0), 0)
+	call("fsopen", unix.SYS_FSOPEN, 0, 0)
+	call("move_mount", unix.SYS_MOVE_MOUNT, 0, 0, 0, 0, 0)
+	call("open_tree", unix.SYS_OPEN_TREE, 0, 0, 0)
+	call("pivot_root", unix.SYS_PIVOT_ROOT, 0, 0)
+	call("clone3", unix.SYS_CLONE3, 0, 0)
+	call("pidfd_getfd", unix.SYS_PIDFD_GETFD, ^uintptr(0), 0, 0)
+	slash := []byte("/\x00")
+	call("umount", unix.SYS_UMOUNT2, uintptr(unsafe.Pointer(&slash[0])), 0)
+	call("chroot", unix.SYS_CHROOT, uintptr(unsafe.Pointer(&slash[0])))
+	call("mount", unix.SYS_MOUNT, 0, uintptr(unsafe.Pointer(&slash[0])), 0, unix.MS_REMOUNT|unix.MS_BIND, 0)
+	for name, family := range map[string]uintptr{"vsock": unix.AF_VSOCK, "alg": unix.AF_ALG, "packet": unix.AF_PACKET, "bluetooth": unix.AF_BLUETOOTH,
+		"inet": unix.AF_INET, "unix": unix.AF_UNIX, "netlink": unix.AF_NETLINK} {
+		call("socket "+name, unix.SYS_SOCKET, family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	}
+	call("raw socket", unix.SYS_SOCKET, unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_ICMP)
+	for _, path := range []string{"/x", "/usr/x", "/etc/passwd", "/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/dev/x"} {
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o600)
+		out["write "+path] = name(err)
+		f.Close() //nolint:errcheck // nil is harmless
+	}
+	out["signal init"] = name(unix.Kill(1, unix.SIGTERM))
+	out["trace init"] = name(unix.PtraceAttach(1))
+	call("unshare user", unix.SYS_UNSHARE, unix.CLONE_NEWUSER) // last: where it works, it changes the thread
+	return out
+}
+
+func name(err error) string {
+	if err == nil {
+		return ""
+	}
+	for e := error(err); e != nil; {
+		if errno, ok := e.(unix.Errno); ok {
+			return unix.ErrnoName(errno)
+		}
+		u, ok := e.(interface{ Unwrap() error })
+		if !ok {
+			break
+		}
+		e = u.Unwrap()
+	}
+	return err.Error()
+}
+
+// forks starts sleepers until that fails.
+func forks() (int, error) {
+	for n := range 100_000 {
+		if err := exec.Command("/bin/sleep", "60").Start(); err != nil {
+			return n, err
+		}
+	}
+	return 100_000, nil
+}
+
+// hoard touches memory until it is killed.
+func hoard() {
+	var all [][]byte
+	for {
+		chunk := make([]byte, 1<<20)
+		for i := 0; i < len(chunk); i += 4096 {
+			chunk[i] = 1
+		}
+		all = append(all, chunk)
+		if len(all) == 4096 {
+			time.Sleep(time.Minute) // 4 GiB: the limit does not work
+		}
+	}
+}
+
+// fill writes to path until that fails.
+func fill(path string) (int, error) {
+	f, err := os.Create(path) //nolint:gosec // the test's own
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close() //nolint:errcheck // full anyway
+	chunk := []byte(strings.Repeat("x", 1<<16))
+	for n := range 1 << 20 {
+		if _, err := f.Write(chunk); err != nil {
+			return n, err
+		}
+	}
+	return 1 << 20, nil
+}

@@ -1,0 +1,151 @@
+package kids
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"tagout/internal/cgroup"
+	"tagout/internal/session"
+	"tagout/internal/wire"
+	"tagout/sandboxd/network"
+	"tagout/sandboxd/runtime"
+)
+
+// Recover takes over what a predecessor left: a kid that runs and is understood is adopted as it is; of
+// everything else, every part that can be found is torn down. Call it once, before anything else. An error
+// means that something is left; it stays denied, and Run goes on with it.
+func (m *Manager) Recover(ctx context.Context) error {
+	names, err := m.traces()
+	if err != nil {
+		return fmt.Errorf("looking for kids that were left behind: %w", err)
+	}
+	var errs []error
+	for _, name := range names {
+		k, why := m.adopt(ctx, name)
+		m.mu.Lock()
+		m.kids[name] = k
+		m.cfg.Metrics.Kids(len(m.kids))
+		m.mu.Unlock()
+		if why == nil {
+			m.cfg.Log.Info("adopted a running kid", "kid", name, "pid", k.pid)
+			m.watch(k)
+			continue
+		}
+		m.cfg.Log.Warn("reclaiming what is left of a kid", "kid", name, "why", why)
+		k.life.Lock()
+		tctx, cancel := context.WithTimeout(ctx, teardownTimeout)
+		if err := m.teardown(tctx, k); err != nil {
+			errs = append(errs, fmt.Errorf("reclaiming kid %s: %w", name, err))
+		}
+		cancel()
+		k.life.Unlock()
+	}
+	errs = append(errs, m.removeStrayLinks())
+	return errors.Join(errs...)
+}
+
+// traces returns the names of all kids that left anything: a directory, a session document, a container, a
+// cgroup or a pinned namespace.
+func (m *Manager) traces() ([]string, error) {
+	seen := map[string]bool{}
+	add := func(name string) {
+		if CheckName(name) == nil {
+			seen[name] = true
+		}
+	}
+	containers, err := m.cfg.Runtime.List()
+	if err != nil {
+		return nil, err
+	}
+	for _, id := range containers {
+		add(id)
+	}
+	for _, dir := range []string{filepath.Dir(m.dir("x")), m.cfg.Inst.SessionDir(), m.cfg.Inst.NetNSDir(), m.cfg.Cgroups.V2(m.cfg.Inst.KidsCgroupRel())} {
+		entries, err := os.ReadDir(dir)
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return nil, err
+		}
+		for _, e := range entries {
+			switch base := strings.TrimSuffix(e.Name(), ".user"); {
+			case dir == m.cfg.Inst.SessionDir():
+				add(strings.TrimSuffix(base, ".json"))
+			case e.IsDir() || dir == m.cfg.Inst.NetNSDir():
+				add(base)
+			}
+		}
+	}
+	names := make([]string, 0, len(seen))
+	for name := range seen {
+		names = append(names, name)
+	}
+	return names, nil
+}
+
+// adopt returns the kid called name, ready to go on where why is nil and ready to be torn down where it
+// says why not.
+func (m *Manager) adopt(ctx context.Context, name string) (k *kid, why error) {
+	k = newKid(name)
+	k.state = wire.KidDestroying
+	doc, docErr := m.store.Get(name)
+	rec, err := m.load(name)
+	if err != nil {
+		k.rec.Session = session.Session{Kid: name}
+		if docErr == nil {
+			k.rec.Session = *doc
+		}
+		return k, err
+	}
+	k.rec = rec
+	switch {
+	case docErr != nil:
+		return k, docErr
+	case doc.ID != rec.Session.ID || doc.Mark != rec.Session.Mark:
+		return k, errors.New("its session document is another session's")
+	case rec.State != wire.KidRunning:
+		return k, fmt.Errorf("it was %s", rec.State)
+	}
+	if _, ok := m.cfg.Images[rec.Plan.Image]; !ok {
+		return k, fmt.Errorf("its image %q is not known", rec.Plan.Image)
+	}
+	populated, err := cgroup.Populated(doc.Cgroup)
+	if err != nil || !populated {
+		return k, errors.Join(errors.New("nothing runs in it"), err)
+	}
+	state, err := m.cfg.Runtime.State(ctx, name)
+	if err != nil {
+		return k, err
+	}
+	if state.Status != runtime.StatusRunning {
+		return k, fmt.Errorf("its container is %s", state.Status)
+	}
+	if index, ok, err := network.Index(doc.Link); err != nil || !ok || index != rec.IfIndex {
+		return k, errors.Join(errors.New("its network is not the one that was made for it"), err)
+	}
+	k.pid, k.state = state.PID, wire.KidRunning
+	return k, nil
+}
+
+// removeStrayLinks removes host ends that belong to no kid.
+func (m *Manager) removeStrayLinks() error {
+	links, err := network.Links(m.cfg.Inst.LinkPrefix())
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	owned := map[string]bool{}
+	for _, k := range m.kids {
+		owned[k.rec.Session.Link] = true
+	}
+	m.mu.Unlock()
+	var errs []error
+	for _, link := range links {
+		if !owned[link] {
+			errs = append(errs, network.Disconnect(link))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,157 @@
+package kids
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"tagout/internal/cgroup"
+	"tagout/internal/instance"
+	"tagout/internal/wire"
+)
+
+// runDoomed is a sandboxd that spawns a kid, leaves another half-made, and waits to be killed.
+func runDoomed() int {
+	inst, err := instance.Open(os.Getenv("TAGOUT_TEST_SANDBOXD"))
+	if err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	layout, err := cgroup.Detect()
+	if err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	m, err := tryManager(inst, layout, os.Getenv("TAGOUT_TEST_INIT"), newGuards(), &records{})
+	if err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	ctx := context.Background()
+	if _, err := m.Spawn(ctx, Request{Name: "whole", Plan: plan()}); err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	go m.Exec(ctx, "whole", "test", wire.ExecRequest{Argv: []string{"sleep", "4321"}}, func(wire.ExecFrame) error { return nil }) //nolint:errcheck // it never ends
+	m.fault = func(step string, done bool) error {
+		if step == "create" && done {
+			fmt.Println("ready")
+			select {}
+		}
+		return nil
+	}
+	m.Spawn(ctx, Request{Name: "half", Plan: plan()}) //nolint:errcheck // it never ends
+	return 1
+}
+
+// doom runs runDoomed until it is ready and kills it.
+func doom(t *testing.T, b *box) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self)
+	cmd.Env = append(os.Environ(), "TAGOUT_TEST_SANDBOXD="+b.inst.Name(), "TAGOUT_TEST_INIT="+initPath)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Wait()         //nolint:errcheck // it was killed
+	defer cmd.Process.Kill() //nolint:errcheck // as is meant
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
+		t.Fatalf("the doomed sandboxd said %q, %v", line, err)
+	}
+	b.Manager = makeManager(t, b.inst, b.layout, initPath, b.guards, b.audit) // its successor
+}
+
+func TestKilledSandboxdIsSucceeded(t *testing.T) {
+	b := newBox(t, "tsbkill")
+	doom(t, b)
+	doc, err := b.store.Get("whole")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if populated, err := cgroup.Populated(doc.Cgroup); err != nil || !populated {
+		t.Fatalf("the kid died with its sandboxd: %v, %v", populated, err)
+	}
+	if err := b.Recover(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	kids := b.List(t.Context())
+	if len(kids) != 1 || kids[0].Name != "whole" || kids[0].State != wire.KidRunning || kids[0].Mark != doc.Mark {
+		t.Fatalf("kids after the restart: %+v, want whole alone, running, as it was", kids)
+	}
+	for _, l := range b.leftovers() {
+		if strings.Contains(l, "half") {
+			t.Errorf("left of the half-made kid: %s", l)
+		}
+	}
+	if r := b.sh("whole", "echo $API_KEY $GREETING"); r.stdout.String() != "tgo_"+strings.Repeat("a", 32)+" hello\n" {
+		t.Errorf("exec in the adopted kid: %q %q", r.stdout.String(), r.stderr.String())
+	}
+	k := b.spawn("next", plan())
+	if k.Mark == doc.Mark || k.Addr == doc.Addr {
+		t.Errorf("the next kid shares mark or address with the adopted one: %+v", k)
+	}
+	for _, name := range []string{"whole", "next"} {
+		if err := b.Destroy(t.Context(), name, "test", ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.wantNothingLeft()
+}
+
+// TestWhatIsNotUnderstoodIsReclaimed damages the adopted kid's files in every way.
+func TestWhatIsNotUnderstoodIsReclaimed(t *testing.T) {
+	for name, damage := range map[string]func(b *box) error{
+		"half-written record":   func(b *box) error { return os.Truncate(filepath.Join(b.inst.KidDir("whole"), recordName), 20) },
+		"no record":             func(b *box) error { return os.Remove(filepath.Join(b.inst.KidDir("whole"), recordName)) },
+		"half-written document": func(b *box) error { return os.Truncate(filepath.Join(b.inst.SessionDir(), "whole.json"), 20) },
+		"no document":           func(b *box) error { return b.store.Delete("whole") },
+		"no processes":          func(b *box) error { return cgroup.Kill(b.layout.V2(b.cgroupRel("whole"))) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBox(t, "tsbrecl")
+			doom(t, b)
+			if err := damage(b); err != nil {
+				t.Fatal(err)
+			}
+			if name == "no processes" {
+				if err := cgroup.WaitEmpty(t.Context(), b.layout.V2(b.cgroupRel("whole"))); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := b.Recover(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if kids := b.List(t.Context()); len(kids) != 0 {
+				t.Errorf("kids after the restart: %+v, want none", kids)
+			}
+			b.wantNothingLeft()
+		})
+	}
+}
+
+func TestRecoverKeepsWhatItCannotReclaim(t *testing.T) {
+	b := newBox(t, "tsbkeep")
+	doom(t, b)
+	b.guards.set("forget", errors.New("hung"))
+	if err := b.Recover(t.Context()); err == nil {
+		t.Error("a reclaim that failed: no error")
+	}
+	kids := b.List(t.Context())
+	if len(kids) != 2 || kids[0].Name != "half" || kids[0].State != wire.KidDestroying {
+		t.Errorf("kids: %+v, want half kept as destroying beside whole", kids)
+	}
+}

@@ -1,0 +1,58 @@
+package sandboxd
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"tagout/internal/card"
+	"tagout/internal/policy"
+	"tagout/internal/wire"
+	"tagout/sandboxd/files"
+	"tagout/sandboxd/kids"
+	"tagout/sandboxd/runtime"
+)
+
+// PlanFromCard reads the request's card and derives the plan from it. The error has the line and column of
+// whatever is wrong with the card.
+func PlanFromCard(r wire.SpawnRequest) (kids.Plan, error) {
+	file := r.CardFile
+	if file == "" {
+		file = "card"
+	}
+	c, err := card.Parse(file, []byte(r.Card))
+	if err != nil {
+		return kids.Plan{}, err
+	}
+	compiled, err := policy.Compile(c.Egress)
+	if err != nil {
+		return kids.Plan{}, fmt.Errorf("%s: %w", file, err)
+	}
+	inputs, err := planInputs(r.InputDir, c.Filesystem.Inputs)
+	if err != nil {
+		return kids.Plan{}, fmt.Errorf("%s: %w", file, err)
+	}
+	return kids.Plan{
+		Card: c.Name, CardHash: c.Hash, Image: c.Image,
+		Egress: c.Egress, Ports: compiled.Ports(),
+		Inputs: inputs, Workspace: c.Filesystem.Workspace, Tmp: c.Filesystem.Tmp,
+		Secrets: c.Identity.Scope, Env: c.Env, Stop: c.Stop,
+		Limits: runtime.Limits{PIDs: c.Limits.PIDs, Memory: c.Limits.Memory, CPUs: c.Limits.CPUs, OpenFiles: c.Limits.OpenFiles},
+	}, nil
+}
+
+func planInputs(dir string, inputs []card.Input) ([]files.Input, error) {
+	if len(inputs) > 0 && !filepath.IsAbs(dir) {
+		return nil, errors.New("the card has inputs: say with input_dir, as an absolute path, which directory they are in")
+	}
+	out := make([]files.Input, 0, len(inputs))
+	for _, in := range inputs {
+		to, ok := strings.CutPrefix(in.To, runtime.Home+"/")
+		if !ok {
+			return nil, fmt.Errorf("input %s: its target %s is not below %s", in.From, in.To, runtime.Home)
+		}
+		out = append(out, files.Input{Dir: dir, From: filepath.FromSlash(in.From), To: to, Mode: in.Mode})
+	}
+	return out, nil
+}

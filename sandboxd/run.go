@@ -1,0 +1,156 @@
+package sandboxd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"tagout/internal/alert"
+	"tagout/internal/cgroup"
+	"tagout/internal/instance"
+	"tagout/internal/reason"
+	"tagout/sandboxd/api"
+	"tagout/sandboxd/events"
+	"tagout/sandboxd/image"
+	"tagout/sandboxd/kids"
+	"tagout/sandboxd/runtime"
+)
+
+// Recorder is the audit log. Log must not block.
+type Recorder = kids.Recorder
+
+// Metrics is everything that sandboxd reports.
+type Metrics interface {
+	kids.Metrics
+	Denied(code reason.Code)
+	DenialsLost(n uint64)
+	AlertSent()
+	AlertFailed()
+}
+
+// Config is the daemon's configuration. Every field but AlertWebhook is needed.
+type Config struct {
+	Inst         instance.Instance
+	Init         string // path of kid-init
+	AlertWebhook string // URL, empty: no alerts are sent
+	Kernel       kids.Kernel
+	Denials      events.Source
+	Audit        Recorder
+	Metrics      Metrics
+	Log          *slog.Logger
+}
+
+// Serve serves mux on the daemon's control socket until ctx ends; healthy says whether the daemon does all
+// that it should.
+type Serve func(ctx context.Context, mux *http.ServeMux, healthy func() error) error
+
+// Run takes over what a predecessor left and serves until ctx ends. Kids outlive it.
+func Run(ctx context.Context, cfg Config, serve Serve) error {
+	if os.Geteuid() != 0 {
+		return errors.New("starting sandboxd: it makes namespaces and must run as root")
+	}
+	unlock, err := lock(cfg.Inst)
+	if err != nil {
+		return fmt.Errorf("starting sandboxd: %w", err)
+	}
+	defer unlock()
+	manager, err := newManager(cfg)
+	if err != nil {
+		return fmt.Errorf("starting sandboxd: %w", err)
+	}
+	if err := manager.Recover(ctx); err != nil {
+		cfg.Log.Error("taking over from a predecessor; what is left stays denied and is tried again", "error", err)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var health health
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	wg.Go(func() { manager.Run(ctx) })
+	wg.Go(func() { health.note(newReader(cfg, manager).Run(ctx)) })
+	wg.Go(func() { health.note(newFollower(cfg).Run(ctx)) })
+	mux := http.NewServeMux()
+	api.Register(mux, manager, PlanFromCard)
+	return serve(ctx, mux, health.err)
+}
+
+// lock makes this the instance's only sandboxd: a second one would take the first one's half-made kids for
+// leftovers. The kernel drops the lock when the process ends, however it ends.
+func lock(inst instance.Instance) (unlock func(), err error) {
+	dir := filepath.Join(inst.StateDir(), instance.Sandboxd)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("making sandboxd's directory: %w", err)
+	}
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("opening the lock: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close() //nolint:errcheck // nothing was written
+		return nil, fmt.Errorf("instance %s has a sandboxd already: stop that one first: %w", inst.Name(), err)
+	}
+	return func() { f.Close() }, nil //nolint:errcheck // nothing was written
+}
+
+func newManager(cfg Config) (*kids.Manager, error) {
+	layout, err := cgroup.Detect()
+	if err != nil {
+		return nil, err
+	}
+	runc, err := runtime.NewRunc(cfg.Inst.RuncRoot())
+	if err != nil {
+		return nil, err
+	}
+	host, err := image.NewHost(image.Config{
+		Dir: filepath.Join(cfg.Inst.RunDir(), "image"), Gateway: cfg.Inst.Gateway(),
+		Trust: image.Trust(filepath.Join(cfg.Inst.CADir(), "ca.pem")),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("is the instance set up (`tagout setup`)? %w", err)
+	}
+	stopper, points, credentials := clients(cfg.Inst)
+	return kids.New(kids.Config{
+		Inst: cfg.Inst, Init: cfg.Init, Runtime: runc, Images: map[string]kids.Image{image.HostName: host},
+		Cgroups: layout, Kernel: cfg.Kernel, Stopper: stopper, Points: points, Credentials: credentials,
+		Audit: cfg.Audit, Metrics: cfg.Metrics, Log: cfg.Log,
+	})
+}
+
+func newReader(cfg Config, manager *kids.Manager) *events.Reader {
+	return events.New(events.Config{
+		Cursor: filepath.Join(cfg.Inst.StateDir(), instance.Sandboxd, "lost-denials"),
+		Source: cfg.Denials, Sessions: manager, Audit: cfg.Audit, Metrics: cfg.Metrics, Log: cfg.Log,
+	})
+}
+
+func newFollower(cfg Config) *alert.Follower {
+	return alert.NewFollower(alert.Config{
+		Dir: cfg.Inst.AuditDir(), URL: cfg.AlertWebhook, Log: cfg.Log, Metrics: cfg.Metrics,
+		Cursor: filepath.Join(cfg.Inst.StateDir(), instance.Sandboxd, "alerts.json"),
+	})
+}
+
+// health is the first error of a part that should run for as long as the daemon does.
+type health struct{ first atomic.Pointer[error] }
+
+func (h *health) note(err error) {
+	if err != nil {
+		h.first.CompareAndSwap(nil, &err)
+	}
+}
+
+func (h *health) err() error {
+	if p := h.first.Load(); p != nil {
+		return *p
+	}
+	return nil
+}
