@@ -46,8 +46,9 @@ type Config struct {
 	ReadyWithin time.Duration
 	// Prefix begins the kids' names, which must be new to the Internet; empty means one that is.
 	Prefix string
-	// Out gets short progress lines and the table; nil means nowhere.
-	Out io.Writer
+	// Out gets short progress lines and the table; nil means nowhere. NoTable leaves the table to the caller.
+	Out     io.Writer
+	NoTable bool
 	// Path is where the report is written as JSON; empty means nowhere.
 	Path string
 	// Box is how the daemons are reached; nil means over the instance's sockets.
@@ -99,7 +100,9 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 		err = fmt.Errorf("drilling: %w", err)
 	}
 	rep.Passed = err == nil && rep.allPassed()
-	err = errors.Join(err, rep.Table(cfg.Out))
+	if !cfg.NoTable {
+		err = errors.Join(err, rep.Table(cfg.Out))
+	}
 	if cfg.Path != "" {
 		err = errors.Join(err, rep.Write(cfg.Path))
 	}

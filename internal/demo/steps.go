@@ -1,0 +1,161 @@
+package demo
+
+import (
+	"bytes"
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+
+	"tagout/internal/card"
+	"tagout/internal/control"
+	"tagout/internal/instance"
+	"tagout/internal/practice"
+	"tagout/internal/wire"
+)
+
+//go:embed escape.sh
+var escapeScript []byte
+
+// buildInternet takes the instance's slot, because the slot gives the addresses.
+func (s *show) buildInternet(ctx context.Context) error {
+	var err error
+	if s.inst, err = instance.Claim(s.Instance); err != nil {
+		return err
+	}
+	s.net, err = practice.Start(ctx, practice.Options{Instance: s.inst, CreddSocket: s.inst.Socket(instance.Credd)})
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(s.Out, "  %s in a network namespace of its own: DNS, %s, %s, %s, an alert webhook, %s\n",
+		s.inst.PracticeNet(), practice.NameAPI, practice.NameFiles, practice.NameTicks, practice.NameEvil)
+	return nil
+}
+
+// startBox sets the box up, starts it and puts the vendor's secret into its vault.
+func (s *show) startBox(ctx context.Context) error {
+	if err := s.prepareInputs(); err != nil {
+		return err
+	}
+	box := s.net.BoxConfig()
+	if err := s.Setup(ctx, s.Instance, &box); err != nil {
+		return err
+	}
+	if err := s.Up(ctx, s.inst); err != nil {
+		return err
+	}
+	parsed, err := card.Parse("practice.yaml", s.ev.practiceCard)
+	if err != nil {
+		return err
+	}
+	if len(parsed.Identity.Scope) == 0 {
+		return errors.New("practice.yaml asks for no secret: the demo needs one")
+	}
+	secret := parsed.Identity.Scope[0].Name
+	entry := wire.VaultEntry{Value: s.net.Secret(), Hosts: []string{practice.NameAPI + ":443"}}
+	credd := control.NewClient(s.inst.Socket(instance.Credd))
+	defer credd.CloseIdle()
+	if err := credd.Call(ctx, http.MethodPut, "/v1/vault/"+secret, entry, nil); err != nil {
+		return fmt.Errorf("putting %s into the vault: %w", secret, err)
+	}
+	s.ev.secret = []byte(s.net.Secret())
+	for _, d := range instance.Daemons() {
+		fmt.Fprintf(s.Out, "  %-12s %s\n", d, s.runsAs(d))
+	}
+	fmt.Fprintf(s.Out, "  secret %s is in the vault, for %s only\n", secret, entry.Hosts[0])
+	return nil
+}
+
+// runsAs says as whom a daemon runs, from /proc and not from what it was told.
+func (s *show) runsAs(daemon string) string {
+	raw, err := os.ReadFile(s.inst.PidFile(daemon))
+	pid := string(bytes.TrimSpace(raw))
+	if err != nil {
+		return "runs (no pid file)"
+	}
+	status, err := os.ReadFile(filepath.Join("/proc", filepath.Base(pid), "status"))
+	if err != nil {
+		return "pid " + pid
+	}
+	field := func(name string) string {
+		for _, line := range bytes.Split(status, []byte("\n")) {
+			if f := bytes.Fields(line); len(f) > 1 && string(f[0]) == name {
+				return string(f[1])
+			}
+		}
+		return "?"
+	}
+	return fmt.Sprintf("pid %s, uid %s, capabilities %s", pid, field("Uid:"), field("CapEff:"))
+}
+
+// prepareInputs reads the cards and lays out the directory from which the kids' inputs are taken.
+func (s *show) prepareInputs() error {
+	var err error
+	if s.ev.practiceCard, err = os.ReadFile(filepath.Join(s.CardDir, "practice.yaml")); err != nil {
+		return fmt.Errorf("reading the practice card: %w", err)
+	}
+	if s.ev.drillCard, err = os.ReadFile(filepath.Join(s.CardDir, "drill.yaml")); err != nil {
+		return fmt.Errorf("reading the drill card: %w", err)
+	}
+	if s.inputs, err = os.MkdirTemp("", "tagout-demo-"); err != nil {
+		return fmt.Errorf("making a directory for the kids' inputs: %w", err)
+	}
+	hostile, err := os.ReadFile(filepath.Join(s.BinDir, "hostile"))
+	if err != nil {
+		return fmt.Errorf("reading the agent: run `make build` first: %w", err)
+	}
+	for name, data := range map[string][]byte{"hostile": hostile, "escape.sh": escapeScript} {
+		if err := os.WriteFile(filepath.Join(s.inputs, name), data, 0o755); err != nil { //nolint:gosec // programs
+			return fmt.Errorf("writing the input %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// cleanUp removes everything, whatever is there of it, and looks whether something is left.
+func (s *show) cleanUp(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, cleanupWithin)
+	defer cancel()
+	var errs []error
+	if s.inputs != "" {
+		errs = append(errs, os.RemoveAll(s.inputs))
+	}
+	if s.inst.Name() == "" {
+		s.ev.leftovers, s.ev.looked = nil, true // no slot was taken, so nothing can be there
+		return errors.Join(errs...)
+	}
+	if s.Down != nil {
+		errs = append(errs, s.Down(ctx, s.inst))
+	}
+	if s.net != nil {
+		errs = append(errs, s.net.Close())
+	}
+	errs = append(errs, s.Cleanup(ctx, s.Instance), s.inst.Release())
+	left, err := s.Leftovers(ctx, s.Instance)
+	s.ev.leftovers = append(left, practice.Leftovers(s.inst)...)
+	s.ev.looked = err == nil
+	errs = append(errs, err)
+	for _, l := range s.ev.leftovers {
+		fmt.Fprintf(s.Out, "  left: %s\n", l)
+	}
+	if len(s.ev.leftovers) == 0 && err == nil {
+		fmt.Fprintln(s.Out, "  no namespace, link, cgroup, mount, BPF pin, firewall rule, process or file is left")
+	}
+	return errors.Join(errs...)
+}
+
+// indent puts two spaces before each line; writes must hold whole lines.
+type indent struct{ w io.Writer }
+
+func (i indent) Write(p []byte) (int, error) {
+	for _, line := range bytes.Split(bytes.TrimRight(p, "\n"), []byte("\n")) {
+		if _, err := fmt.Fprintf(i.w, "  %s\n", line); err != nil {
+			return 0, err
+		}
+	}
+	return len(p), nil
+}
