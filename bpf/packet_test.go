@@ -349,6 +349,20 @@ func TestOddStateDenies(t *testing.T) {
 	}
 }
 
+// A writer that looked before the stop and writes after it does not undo the stop.
+func TestLateWriteDoesNotUndoAStop(t *testing.T) {
+	b := newBench(t, nil)
+	frame := packet{dst: tGateway, proto: udp, dport: 53}.fromKid().bytes()
+	must(t, b.maps.StopSession(tMark))
+	late := SessionEntry{State: StateActive, Addr: tKid}.raw()
+	must(t, b.coll.Maps[tagoutMapSessions].Put(uint32(tMark), &late))
+	for _, prog := range []string{tagoutProgTagoutKidUp, tagoutProgTagoutLinkUp} {
+		if got := b.judge(t, prog, frame); got != reason.Stopped {
+			t.Errorf("%s: %v", prog, got)
+		}
+	}
+}
+
 // TestParityOnRandomPackets drives both places with the same hostile packets and compares them with each other
 // and with the three things that a kid may do, said again here in Go.
 func TestParityOnRandomPackets(t *testing.T) {
