@@ -85,6 +85,13 @@ func (g *rig) note(call string) {
 	g.calls = append(g.calls, call)
 }
 
+// hook reads a func field that a test may change while the switch runs.
+func hook[F any](g *rig, f *F) F {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return *f
+}
+
 func (g *rig) count1(call string) int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -124,8 +131,8 @@ func (g *rig) Load() ([]*session.Session, error) {
 
 func (g *rig) Kill(dir string) error {
 	g.note("kill " + dir)
-	if g.kill != nil {
-		return g.kill(dir)
+	if f := hook(g, &g.kill); f != nil {
+		return f(dir)
 	}
 	return g.reallyKill(dir)
 }
@@ -148,8 +155,8 @@ func (g *rig) reallyKill(dir string) error {
 func (g *rig) CanKill(string) error { return nil }
 
 func (g *rig) Thaw(v2, freezer string) error {
-	if g.thaw != nil {
-		return g.thaw(v2, freezer)
+	if f := hook(g, &g.thaw); f != nil {
+		return f(v2, freezer)
 	}
 	return nil
 }
@@ -185,7 +192,7 @@ func (g *rig) Survivors(dir string) ([]Process, error) {
 	if some, _ := g.Populated(dir); !some { //nolint:errcheck // never fails
 		return nil, nil
 	}
-	return g.procs, nil
+	return hook(g, &g.procs), nil
 }
 
 func (g *rig) Children(dir string) ([]string, error) {
@@ -202,8 +209,8 @@ func (g *rig) Children(dir string) ([]string, error) {
 
 func (g *rig) StopSession(mark uint32) error {
 	g.note("cut")
-	if g.cut != nil {
-		return g.cut(mark)
+	if f := hook(g, &g.cut); f != nil {
+		return f(mark)
 	}
 	return g.reallyCut(mark)
 }
@@ -219,8 +226,8 @@ func (g *rig) reallyCut(mark uint32) error {
 
 func (g *rig) StopAll(on bool) error {
 	g.note(map[bool]string{true: "flag on", false: "flag off"}[on])
-	if g.all != nil {
-		return g.all(on)
+	if f := hook(g, &g.all); f != nil {
+		return f(on)
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -255,8 +262,8 @@ func (g *rig) Sessions() ([]uint32, error) {
 }
 
 func (g *rig) Counters(mark uint32) (Counters, error) {
-	if g.count != nil {
-		return g.count(mark)
+	if f := hook(g, &g.count); f != nil {
+		return f(mark)
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -266,16 +273,16 @@ func (g *rig) Counters(mark uint32) (Counters, error) {
 func (g *rig) Armed() error { return nil }
 
 func (g *rig) Destroy(ctx context.Context, _ []uint32, _ []netip.Addr) (int, error) {
-	if g.destroy != nil {
-		return g.destroy(ctx)
+	if f := hook(g, &g.destroy); f != nil {
+		return f(ctx)
 	}
 	return 2, nil
 }
 
 func (g *rig) Revoke(ctx context.Context, r wire.RevokeRequest) (int, error) {
 	g.note("revoke")
-	if g.revoke != nil {
-		return g.revoke(ctx, r)
+	if f := hook(g, &g.revoke); f != nil {
+		return f(ctx, r)
 	}
 	return len(r.Marks), nil
 }
@@ -286,16 +293,16 @@ func (g *rig) Reachable(context.Context) error { return nil }
 type tagStore struct{ g *rig }
 
 func (s tagStore) Load() (hanging, released, damaged []wire.Tag) {
-	if s.g.load != nil {
-		return s.g.load()
+	if f := hook(s.g, &s.g.load); f != nil {
+		return f()
 	}
 	return nil, nil, nil
 }
 
 func (s tagStore) Put(t wire.Tag) error {
 	s.g.note("put")
-	if s.g.put != nil {
-		return s.g.put(t)
+	if f := hook(s.g, &s.g.put); f != nil {
+		return f(t)
 	}
 	s.g.mu.Lock()
 	defer s.g.mu.Unlock()
@@ -304,8 +311,8 @@ func (s tagStore) Put(t wire.Tag) error {
 }
 
 func (s tagStore) Release(t wire.Tag) error {
-	if s.g.release != nil {
-		return s.g.release(t)
+	if f := hook(s.g, &s.g.release); f != nil {
+		return f(t)
 	}
 	s.g.mu.Lock()
 	defer s.g.mu.Unlock()

@@ -288,9 +288,14 @@ func TestHeldByATracer(t *testing.T) {
 	gone := make(chan struct{})
 	go func() {
 		defer close(gone)
-		runtime.LockOSThread() // a tracer is a thread; it dies with this goroutine, which detaches
-		hold <- seize(pid)
+		runtime.LockOSThread() // a tracer is a thread, not a process
+		defer runtime.UnlockOSThread()
+		tids, err := seize(pid)
+		hold <- err
 		<-letGo
+		for _, tid := range tids {
+			release(tid)
+		}
 	}()
 	if err := <-hold; err != nil {
 		t.Fatal(err)
@@ -321,20 +326,29 @@ func TestHeldByATracer(t *testing.T) {
 }
 
 // seize makes the calling thread hold every thread of a process when it exits (ptrace(2)).
-func seize(pid int) error {
+func seize(pid int) (tids []int, err error) {
 	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, task := range tasks {
 		tid, err := strconv.Atoi(task.Name())
 		if err != nil {
-			return err
+			return tids, err
 		}
 		const ptraceSeize = 0x4206
 		if _, _, errno := unix.Syscall6(unix.SYS_PTRACE, ptraceSeize, uintptr(tid), 0, unix.PTRACE_O_TRACEEXIT, 0, 0); errno != 0 {
-			return fmt.Errorf("seizing thread %d: %w", tid, errno)
+			return tids, fmt.Errorf("seizing thread %d: %w", tid, errno)
 		}
+		tids = append(tids, tid)
 	}
-	return nil
+	return tids, nil
+}
+
+// release lets a thread go that stands in its exit.
+func release(tid int) {
+	var ws unix.WaitStatus
+	if _, err := unix.Wait4(tid, &ws, unix.WALL, nil); err == nil && ws.Stopped() {
+		unix.PtraceDetach(tid) //nolint:errcheck // gone already
+	}
 }

@@ -78,7 +78,7 @@ func (s *Switch) beginRelease(req wire.ReleaseRequest) (wire.Tag, error) {
 // underWay says whether the stop has not reported yet. s.mu is held.
 func (s *Switch) underWay(stop string) bool {
 	for _, r := range s.running {
-		if r.id == stop {
+		if r.id == stop && !r.done() {
 			return true
 		}
 	}

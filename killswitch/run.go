@@ -119,6 +119,13 @@ func (r *run) currentTag() wire.Tag {
 	return t
 }
 
+// done says whether the stop has reported.
+func (r *run) done() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.report != nil
+}
+
 // finish makes the report out of the points and tells the followers.
 func (r *run) finish(contained bool) wire.StopReport {
 	r.mu.Lock()

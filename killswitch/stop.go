@@ -2,7 +2,6 @@ package killswitch
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -115,19 +114,19 @@ func (s *Switch) begin(o Order, targets []target) *Handle {
 	r.addKids(targets)
 	key := o.key()
 	s.mu.Lock()
-	if cur := s.running[key]; cur != nil {
+	if cur := s.running[key]; cur != nil && !cur.done() {
 		defer s.mu.Unlock()
 		return s.join(cur, r.tag)
 	}
 	s.running[key] = r
 	s.hanging[r.id] = &hung{tag: r.currentTag(), writing: true}
-	s.stops.Add(1)
 	s.mu.Unlock()
 	go func() {
-		defer s.stops.Done()
 		s.fire(r, targets)
 		s.mu.Lock()
-		delete(s.running, key)
+		if s.running[key] == r { // and not a later stop that began when this one had reported
+			delete(s.running, key)
+		}
 		s.mu.Unlock()
 	}()
 	return &Handle{run: r}
@@ -254,5 +253,3 @@ func newFuture(ts []target) *future {
 func (f *future) set(ts []target) { f.ts = ts; close(f.done) }
 
 func (f *future) get() []target { <-f.done; return f.ts }
-
-var errTimeout = errors.New("it took too long")

@@ -161,8 +161,7 @@ type Switch struct {
 	hanging  map[string]*hung
 	released map[string]wire.Tag
 
-	flagMu  sync.Mutex     // held while enforcement or a release writes the global stop flag; never by a stop
-	stops   sync.WaitGroup // stops under way
+	flagMu  sync.Mutex // held while enforcement or a release writes the global stop flag; never by a stop
 	life    context.Context
 	endLife context.CancelFunc // called when Run ends
 	enforce enforcer           // the credd fields: slow loop only; the rest: fast loop only
@@ -195,13 +194,18 @@ func New(cfg Config) *Switch {
 // Wait returns when no stop is under way any more and what was to be recorded was handed over, or when ctx
 // ends.
 func (s *Switch) Wait(ctx context.Context) {
-	done := make(chan struct{})
-	go func() { s.stops.Wait(); close(done) }()
-	select {
-	case <-done:
-	case <-ctx.Done():
+	for s.underWayNow() && ctx.Err() == nil {
+		pause(ctx, waitLook)
 	}
 	s.audit.flush(ctx)
+}
+
+const waitLook = 5 * time.Millisecond
+
+func (s *Switch) underWayNow() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.running) > 0
 }
 
 // newID returns a ULID.

@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"syscall"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
@@ -81,7 +82,7 @@ func start(name string, args []string, stderr io.Writer, run func(ctx context.Co
 
 // open prepares the process and everything that run gets.
 func open(name, instName string, stderr io.Writer) (*Daemon, error) {
-	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+	if err := noNewPrivs(); err != nil {
 		return nil, fmt.Errorf("setting no_new_privs: %w", err)
 	}
 	unix.Umask(0o027)
@@ -107,6 +108,20 @@ func open(name, instName string, stderr io.Writer) (*Daemon, error) {
 	}
 	d.Audit, err = audit.Open(inst.AuditFile(name), instName, name)
 	return d, err
+}
+
+// noNewPrivs sets the flag on every thread: it belongs to a thread, and the runtime has several by now
+// (prctl(2)). A build with cgo, as the race detector needs, can only set it on this thread and its children;
+// what we ship is built without.
+func noNewPrivs() error {
+	_, _, errno := syscall.AllThreadsSyscall6(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0)
+	if errors.Is(errno, unix.ENOTSUP) {
+		return unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+	}
+	if errno != 0 {
+		return errno
+	}
+	return nil
 }
 
 func (d *Daemon) run(ctx context.Context, run func(ctx context.Context, d *Daemon) error) error {
