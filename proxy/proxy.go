@@ -112,10 +112,10 @@ func (p *Proxy) Serve(ctx context.Context, explicit, transparent *net.TCPListene
 	<-ctx.Done()
 	explicit.Close()    //nolint:errcheck // ends its loop
 	transparent.Close() //nolint:errcheck // ends its loop
-	p.cancel()
 	for _, e := range p.sessions.all() {
 		e.close(reason.Stopped, "the proxy is ending")
 	}
+	p.cancel()    // what belongs to no session
 	p.web.Close() //nolint:errcheck // all of its connections are cut
 	loops.Wait()
 	p.waitForConns()

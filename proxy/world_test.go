@@ -221,27 +221,31 @@ func newWorld(t testing.TB, change ...func(*Config)) *world {
 	w.inspector.store(t, dir)
 	ca, err := LoadCA(dir)
 	must(t, err)
-	cfg := Config{
-		Gateway: gateway, Virtual: virtualNet, Names: w.names, Tokens: w.tokens, Processes: fakeProcesses{},
-		Audit: w.records, Metrics: metrics.NewProxy(metrics.NewRegistry("test", "proxy")),
-		Log: slog.New(slog.NewTextHandler(testWriter{t}, nil)), CA: ca,
-		Resolvers: []netip.AddrPort{w.dns.addr}, Roots: w.vendor.pool(),
-		OriginalDst: w.originalDst, Mark: w.mark,
-		Limits: Limits{Hello: 2 * time.Second, Connect: 4 * time.Second},
-	}
+	cfg := w.config(ca)
 	for _, f := range change {
 		f(&cfg)
 	}
 	w.proxy, err = New(cfg)
 	must(t, err)
-	w.serve()
+	w.serve(netip.AddrPortFrom(gateway, 0), netip.AddrPortFrom(gateway, 0))
 	return w
 }
 
-func (w *world) serve() {
-	explicit, err := Listen(w.t.Context(), netip.AddrPortFrom(gateway, 0))
+func (w *world) config(ca *CA) Config {
+	return Config{
+		Gateway: gateway, Virtual: virtualNet, Names: w.names, Tokens: w.tokens, Processes: fakeProcesses{},
+		Audit: w.records, Metrics: metrics.NewProxy(metrics.NewRegistry("test", "proxy")),
+		Log: slog.New(slog.NewTextHandler(io.Discard, nil)), CA: ca,
+		Resolvers: []netip.AddrPort{w.dns.addr}, Roots: w.vendor.pool(),
+		OriginalDst: w.originalDst, Mark: w.mark,
+		Limits: Limits{Hello: 2 * time.Second, Connect: 4 * time.Second},
+	}
+}
+
+func (w *world) serve(explicitAt, transparentAt netip.AddrPort) {
+	explicit, err := Listen(w.t.Context(), explicitAt)
 	must(w.t, err)
-	transparent, err := Listen(w.t.Context(), netip.AddrPortFrom(gateway, 0))
+	transparent, err := Listen(w.t.Context(), transparentAt)
 	must(w.t, err)
 	w.explicit = explicit.Addr().(*net.TCPAddr).AddrPort()
 	w.transparent = transparent.Addr().(*net.TCPAddr).AddrPort()
@@ -380,6 +384,11 @@ func listen(t testing.TB, addr netip.Addr, port uint16, serve func(net.Conn)) (a
 	t.Helper()
 	l, err := net.Listen("tcp4", netip.AddrPortFrom(addr, port).String())
 	must(t, err)
+	serveListener(t, l, serve)
+	return l.Addr().(*net.TCPAddr).AddrPort()
+}
+
+func serveListener(t testing.TB, l net.Listener, serve func(net.Conn)) {
 	var conns sync.WaitGroup
 	t.Cleanup(func() { l.Close(); conns.Wait() })
 	go func() {
@@ -394,7 +403,23 @@ func listen(t testing.TB, addr netip.Addr, port uint16, serve func(net.Conn)) (a
 			})
 		}
 	}()
-	return l.Addr().(*net.TCPAddr).AddrPort()
+}
+
+// sameUDPAndTCPPort returns sockets of both kinds on one free port.
+func sameUDPAndTCPPort(t testing.TB) (net.PacketConn, net.Listener) {
+	t.Helper()
+	for range 50 {
+		pc, err := net.ListenPacket("udp4", "127.0.0.1:0")
+		must(t, err)
+		l, err := net.Listen("tcp4", pc.LocalAddr().String())
+		if err == nil {
+			t.Cleanup(func() { pc.Close() })
+			return pc, l
+		}
+		pc.Close()
+	}
+	t.Fatal("no port is free for both UDP and TCP")
+	return nil, nil
 }
 
 // fakeDNS answers A questions out of a map.
@@ -409,9 +434,7 @@ type fakeDNS struct {
 func newFakeDNS(t testing.TB) *fakeDNS {
 	t.Helper()
 	f := &fakeDNS{zone: map[string]func() []netip.Addr{}}
-	pc, err := net.ListenPacket("udp4", "127.0.0.1:0")
-	must(t, err)
-	t.Cleanup(func() { pc.Close() })
+	pc, l := sameUDPAndTCPPort(t)
 	f.addr = pc.LocalAddr().(*net.UDPAddr).AddrPort()
 	go func() {
 		buf := make([]byte, 2048)
@@ -423,7 +446,7 @@ func newFakeDNS(t testing.TB) *fakeDNS {
 			pc.WriteTo(f.answer(buf[:n], f.cut.Load()), from)
 		}
 	}()
-	listen(t, f.addr.Addr(), f.addr.Port(), func(c net.Conn) {
+	serveListener(t, l, func(c net.Conn) {
 		var length [2]byte
 		io.ReadFull(c, length[:])
 		msg := make([]byte, binary.BigEndian.Uint16(length[:]))
@@ -486,10 +509,6 @@ func (f *fakeDNS) answer(msg []byte, cut bool) []byte {
 	raw, _ := out.Pack()
 	return raw
 }
-
-type testWriter struct{ t testing.TB }
-
-func (w testWriter) Write(p []byte) (int, error) { return len(p), nil }
 
 func must(t testing.TB, err error) {
 	t.Helper()
