@@ -170,8 +170,9 @@ func dir(inst instance.Instance) string { return filepath.Join(inst.RunDir(), "p
 
 func netnsPath(inst instance.Instance) string { return filepath.Join(dir(inst), "netns") }
 
-// linkName is the host-side end of the veth pair.
-func linkName(inst instance.Instance) string { return inst.GatewayLink() + "p" }
+// linkName is the host-side end of the veth pair. It must not begin like a kid's link or equal an end of the
+// gateway's.
+func linkName(inst instance.Instance) string { return fmt.Sprintf("tgi%x", inst.Slot()) }
 
 func (n *Internet) makeDir() error {
 	// The run directory may belong to the box's set-up: it is made where it is missing and never changed.
