@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -25,13 +26,26 @@ func (p Probes) bpfProbes() []probe {
 	for _, f := range p.BPF() {
 		out = append(out, probe{
 			Check{
-				Name: f.Name, Needed: true, Option: f.Option, Since: f.Since,
-				Cost: "kids would not be held back in the kernel", Fix: "boot a kernel that has it",
+				Name: f.Name, Needed: !f.Optional, Option: bpfOption(f.Name), Since: f.Since,
+				Cost: "nothing " + f.Use, Fix: "boot a kernel from Linux " + f.Since + " on that has this option",
 			},
-			func(context.Context) (string, error) { return "works", f.Err },
+			func(context.Context) (string, error) { return f.Use, f.Err },
 		})
 	}
 	return out
+}
+
+// bpfOption names the kernel option behind a feature: the special ones, and the two behind all the rest.
+func bpfOption(feature string) string {
+	switch {
+	case feature == "bpf-tcx":
+		return "CONFIG_NET_XGRESS"
+	case feature == "bpf-sched-cls":
+		return "CONFIG_NET_CLS_ACT"
+	case strings.HasPrefix(feature, "bpf-cgroup"):
+		return "CONFIG_CGROUP_BPF"
+	}
+	return "CONFIG_BPF_SYSCALL"
 }
 
 // MountBPF makes sure that a BPF filesystem is mounted at dir, mounting one where there is none. It says what

@@ -28,10 +28,11 @@ type Check struct {
 
 // Feature is what a BPF probe says about one thing that the programs need.
 type Feature struct {
-	Name   string
-	Option string // kernel option
-	Since  string // kernel version
-	Err    error  // nil: it is there
+	Name     string
+	Since    string // the first kernel version that has it
+	Use      string // what Tagout does with it
+	Optional bool
+	Err      error // nil: it is there
 }
 
 // Probes says how to probe. The zero value probes everything but BPF.

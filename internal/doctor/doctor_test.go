@@ -15,7 +15,7 @@ import (
 )
 
 func goodBPF() []Feature {
-	return []Feature{{Name: "bpf-tcx", Option: "CONFIG_NET_XGRESS", Since: "6.6"}}
+	return []Feature{{Name: "bpf-tcx", Since: "6.6", Use: "checks packets on a kid's link"}}
 }
 
 func run(t *testing.T, p Probes) Report {
@@ -78,14 +78,14 @@ func TestForcedOff(t *testing.T) {
 func TestMissingBPF(t *testing.T) {
 	r := Report{}
 	for _, pr := range (Probes{BPF: func() []Feature {
-		return []Feature{{Name: "bpf-ringbuf", Option: "CONFIG_BPF_SYSCALL", Since: "5.8", Err: errors.New("creating a ring buffer:\n\tinvalid argument")}}
+		return []Feature{{Name: "bpf-ringbuf", Since: "5.8", Use: "tells of each denial", Err: errors.New("creating a ring buffer:\n\tinvalid argument")}}
 	}}).bpfProbes()[1:] {
 		c := pr.Check
 		_, err := pr.run(context.Background())
 		c.OK, c.Missing = err == nil, oneLine(err)
 		r.Checks = append(r.Checks, c)
 	}
-	const want = "this machine lacks bpf-ringbuf (kernel option CONFIG_BPF_SYSCALL, in Linux since 5.8): creating a ring buffer:; invalid argument: boot a kernel that has it: run `tagout doctor` for the whole list"
+	const want = "this machine lacks bpf-ringbuf (kernel option CONFIG_BPF_SYSCALL, in Linux since 5.8): creating a ring buffer:; invalid argument: boot a kernel from Linux 5.8 on that has this option: run `tagout doctor` for the whole list"
 	if err := r.Refusal(); err == nil || err.Error() != want {
 		t.Errorf("Refusal = %v\nwant %s", err, want)
 	}

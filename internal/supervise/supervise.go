@@ -145,10 +145,10 @@ func withDefaults(cfg Config) Config {
 	return cfg
 }
 
-// lock makes sure that one supervisor runs an instance; the kernel drops the lock when it dies.
+// lock makes sure that one supervisor runs an instance, and notes which; the kernel drops the lock when it
+// dies.
 func lock(inst instance.Instance) (unlock func(), err error) {
-	path := filepath.Join(inst.RunDir(), "pid", "up.lock")
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
+	f, err := os.OpenFile(lockFile(inst), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("instance %s is not set up: run `tagout setup --instance %s` first", inst.Name(), inst.Name())
 	}
@@ -159,7 +159,12 @@ func lock(inst instance.Instance) (unlock func(), err error) {
 		f.Close() //nolint:errcheck // nothing was written
 		return nil, fmt.Errorf("instance %s is already up: another `tagout up --instance %s` runs it", inst.Name(), inst.Name())
 	}
-	return func() { f.Close() }, nil //nolint:errcheck // nothing was written
+	// Ten digits: a shorter pid never leaves the end of a longer one behind it.
+	if _, err := f.WriteAt(fmt.Appendf(nil, "%010d\n", os.Getpid()), 0); err != nil {
+		f.Close() //nolint:errcheck // already failing
+		return nil, fmt.Errorf("writing the supervisor's lock: %w", err)
+	}
+	return func() { f.Close() }, nil //nolint:errcheck // nothing that matters was written
 }
 
 // sweep kills whatever is in the daemon's cgroup and waits until it is gone.
