@@ -21,7 +21,8 @@ import (
 const (
 	queueLen   = 16384                  // records that may wait for the disk; more are counted as lost
 	retryEvery = 200 * time.Millisecond // while the disk refuses
-	maxBatch   = 512 << 10              // bytes written with one write(2)
+	closeLimit = 3 * time.Second
+	maxBatch   = 512 << 10 // bytes written with one write(2)
 )
 
 // file is what the logger needs of *os.File, so that tests can inject faults.
@@ -124,7 +125,7 @@ func (l *Logger) Sync(ctx context.Context) error {
 	}
 }
 
-// Close writes what is queued, once, and closes the file.
+// Close writes what is queued, once, and closes the file. A disk that hangs is given up on after closeLimit.
 func (l *Logger) Close() error {
 	l.mu.Lock()
 	again := l.closed.Swap(true)
@@ -133,8 +134,12 @@ func (l *Logger) Close() error {
 		return nil
 	}
 	close(l.stop)
-	<-l.done
-	return l.f.Close()
+	select {
+	case <-l.done:
+		return l.f.Close()
+	case <-time.After(closeLimit):
+		return errors.New("closing the audit log: the disk does not answer: its last records may be missing")
+	}
 }
 
 func (l *Logger) newID(t time.Time) string {

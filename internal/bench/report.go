@@ -22,7 +22,7 @@ type Metric struct {
 	Met       bool    `json:"met"`
 	Peer      string  `json:"peer"`
 	PeerValue float64 `json:"peer_value"`
-	Ratio     float64 `json:"ratio"` // value / peer value; 0 without a peer
+	Ratio     float64 `json:"ratio"`            // value / peer value; 0 without a peer
 	Limits    string  `json:"limits,omitempty"` // where a target is missed: what limits it
 }
 

@@ -80,6 +80,10 @@ func start(name string, args []string, stderr io.Writer, run func(ctx context.Co
 	return ExitOK
 }
 
+// mustStart says whether the daemon starts whatever is missing: killswitchd stops kids with the disk full, the
+// configuration gone and its metrics port taken.
+func mustStart(name string) bool { return name == instance.Killswitchd }
+
 // open prepares the process and everything that run gets.
 func open(name, instName string, stderr io.Writer) (*Daemon, error) {
 	if err := noNewPrivs(); err != nil {
@@ -95,11 +99,10 @@ func open(name, instName string, stderr io.Writer) (*Daemon, error) {
 		Log: slog.New(slog.NewJSONHandler(stderr, nil)).With("daemon", name, "instance", instName),
 	}
 	d.Box, err = config.Load(inst.BoxConfig())
-	mustStart := name == instance.Killswitchd // it stops kids with the disk full and the configuration gone
-	if err != nil && !mustStart {
+	if err != nil && !mustStart(name) {
 		return nil, err
 	}
-	if mustStart {
+	if mustStart(name) {
 		if err != nil {
 			d.Log.Error("going on without the box's configuration", "error", err)
 		}
@@ -152,6 +155,10 @@ func (d *Daemon) Serve(ctx context.Context, mux *http.ServeMux, healthy func() e
 		return err
 	}
 	stopMetrics, err := d.serveMetrics(ctx)
+	if err != nil && mustStart(d.Name) {
+		d.Log.Error("going on without metrics over TCP", "error", err)
+		stopMetrics, err = func() {}, nil
+	}
 	if err != nil {
 		l.Close() // already failing
 		return err

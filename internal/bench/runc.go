@@ -1,0 +1,180 @@
+package bench
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"tagout/internal/cgroup"
+	"tagout/internal/drill"
+	"tagout/internal/wire"
+)
+
+// runc is the peer: the same root filesystem, limits and seccomp filter as a kid's, run by bare runc without a
+// network, a policy, tokens or a user namespace.
+type runc struct {
+	dir     string
+	remove  func()
+	spec    specs.Spec
+	rel     string // cgroup
+	layout  cgroup.Layout
+	hostile string // the agent's binary, bound into the container
+}
+
+// newRunc learns the specification from a kid's own bundle.
+func newRunc(ctx context.Context, c Config) (*runc, error) {
+	layout, err := cgroup.Detect()
+	if err != nil {
+		return nil, err
+	}
+	dir, remove, err := scratch()
+	if err != nil {
+		return nil, err
+	}
+	r := &runc{dir: dir, remove: remove, layout: layout, rel: c.Inst.CgroupRel() + "/bench", hostile: filepath.Join(c.InputDir, "hostile")}
+	if err := r.learn(ctx, c); err != nil {
+		remove()
+		return nil, fmt.Errorf("preparing the bare runc: %w", err)
+	}
+	return r, nil
+}
+
+func (r *runc) learn(ctx context.Context, c Config) error {
+	box := drill.Sockets(c.Inst)
+	kid, err := box.Spawn(ctx, wire.SpawnRequest{Name: "bench-model", Purpose: "show its specification", Card: string(c.Card), InputDir: c.InputDir})
+	if err != nil {
+		return err
+	}
+	raw, err := os.ReadFile(filepath.Join(c.Inst.KidDir(kid.Name), "bundle", "config.json"))
+	if err == nil {
+		err = json.Unmarshal(raw, &r.spec)
+	}
+	if destroyErr := box.Destroy(ctx, kid.Name, "measured"); err == nil {
+		err = destroyErr
+	}
+	if err != nil {
+		return err
+	}
+	r.strip(c.Inst.KidDir(kid.Name))
+	return nil
+}
+
+// strip takes away what bare runc does not have, and whatever belonged to the kid that is gone.
+func (r *runc) strip(kidDir string) {
+	var mounts []specs.Mount
+	for _, m := range r.spec.Mounts {
+		if !strings.HasPrefix(m.Source, kidDir) {
+			mounts = append(mounts, m)
+		}
+	}
+	r.spec.Mounts = append(mounts, specs.Mount{Destination: "/workspace", Type: "bind", Source: filepath.Dir(r.hostile), Options: []string{"bind", "ro"}})
+	var spaces []specs.LinuxNamespace
+	for _, ns := range r.spec.Linux.Namespaces {
+		if ns.Type != specs.UserNamespace {
+			spaces = append(spaces, specs.LinuxNamespace{Type: ns.Type})
+		}
+	}
+	r.spec.Linux.Namespaces, r.spec.Linux.UIDMappings, r.spec.Linux.GIDMappings = spaces, nil, nil
+	r.spec.Linux.CgroupsPath = r.rel
+	r.spec.Process.User = specs.User{}
+}
+
+func (r *runc) close() { r.remove() }
+
+// command returns `runc run` of argv as the container's only process.
+func (r *runc) command(ctx context.Context, id string, argv ...string) (*exec.Cmd, error) {
+	spec := r.spec
+	process := *spec.Process
+	process.Args = argv
+	spec.Process = &process
+	raw, err := json.Marshal(spec)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(filepath.Join(r.dir, "config.json"), raw, 0o600); err != nil {
+		return nil, err
+	}
+	return exec.CommandContext(ctx, "runc", "--root", filepath.Join(r.dir, "state"), "run", "--bundle", r.dir, id), nil
+}
+
+// firstOutput measures `runc run` until the first byte that a command printed.
+func (r *runc) firstOutput(ctx context.Context) (time.Duration, error) {
+	cmd, err := r.command(ctx, "bench-first", "/bin/sh", "-c", "echo ready")
+	if err != nil {
+		return 0, err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return 0, err
+	}
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	began := time.Now()
+	if err := cmd.Start(); err != nil {
+		return 0, err
+	}
+	_, readErr := bufio.NewReader(out).ReadByte()
+	first := time.Since(began)
+	if err := errors.Join(readErr, cmd.Wait()); err != nil {
+		return 0, fmt.Errorf("bare runc run: %w: %s", err, stderr.Bytes())
+	}
+	return first, nil
+}
+
+// kills measures `runc kill --all ID KILL` until nothing of the hostile agent is left, as often as c.Runs.
+func (r *runc) kills(ctx context.Context, c Config) ([]time.Duration, error) {
+	var out []time.Duration
+	for range c.Runs {
+		d, err := r.kill(ctx)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, d)
+	}
+	return out, nil
+}
+
+func (r *runc) kill(ctx context.Context) (time.Duration, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	cmd, err := r.command(ctx, "bench-kill", "/workspace/hostile", "agent", "--parts", "storm")
+	if err != nil {
+		return 0, err
+	}
+	if err := cmd.Start(); err != nil {
+		return 0, err
+	}
+	dir := r.layout.V2(r.rel)
+	for n := 0; n < processes; {
+		pids, err := cgroup.Procs(dir)
+		if err == nil {
+			n = len(pids)
+		}
+		if ctx.Err() != nil {
+			cmd.Process.Kill()
+			return 0, fmt.Errorf("the agent under bare runc got to %d processes only", n)
+		}
+		time.Sleep(5 * time.Millisecond) // between looks at a condition
+	}
+	began := time.Now()
+	kill := exec.CommandContext(ctx, "runc", "--root", filepath.Join(r.dir, "state"), "kill", "--all", "bench-kill", "KILL")
+	if out, err := kill.CombinedOutput(); err != nil {
+		return 0, fmt.Errorf("runc kill: %w: %s", err, out)
+	}
+	if err := cgroup.WaitEmpty(ctx, dir); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return 0, err
+	}
+	took := time.Since(began)
+	cmd.Wait() // it was killed: any end is fine
+	return took, nil
+}
