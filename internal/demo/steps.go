@@ -134,7 +134,11 @@ func (s *show) cleanUp(ctx context.Context) error {
 	if s.net != nil {
 		errs = append(errs, s.net.Close())
 	}
-	errs = append(errs, s.Cleanup(ctx, s.Instance), s.inst.Release())
+	err := s.Cleanup(ctx, s.Instance)
+	if err == nil {
+		err = s.inst.Release() // a box that was never set up has a slot all the same
+	}
+	errs = append(errs, err)
 	left, err := s.Leftovers(ctx, s.Instance)
 	s.ev.leftovers = append(left, practice.Leftovers(s.inst)...)
 	s.ev.looked = err == nil
