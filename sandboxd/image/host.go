@@ -63,6 +63,9 @@ func NewHost(cfg Config) (*Host, error) {
 	if err := os.MkdirAll(cfg.Dir, 0o711); err != nil { //nolint:gosec // kids read the file below it
 		return nil, fmt.Errorf("preparing image host: %w", err)
 	}
+	if err := os.Chmod(cfg.Dir, 0o711); err != nil { //nolint:gosec // as above, whatever the umask is
+		return nil, fmt.Errorf("preparing image host: %w", err)
+	}
 	bundle := filepath.Join(cfg.Dir, "trust.pem")
 	if err := writeFile(bundle+".new", all.Bytes()); err != nil {
 		return nil, fmt.Errorf("preparing image host: %w", err)

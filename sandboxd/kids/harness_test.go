@@ -43,6 +43,7 @@ func TestMain(m *testing.M) {
 }
 
 func runTests(m *testing.M) int {
+	unix.Umask(0o027) // as the daemons have it
 	dir, err := os.MkdirTemp("", "tagout-kids-")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -54,6 +55,10 @@ func runTests(m *testing.M) int {
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "building kid-init: %v\n%s", err, out)
+		return 1
+	}
+	if err := os.Chmod(initPath, 0o755); err != nil { //nolint:gosec // every kid runs it
+		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	return m.Run()
@@ -269,7 +274,9 @@ func newBox(t *testing.T, name string) *box {
 	}
 	b := &box{t: t, inst: inst, layout: layout, guards: newGuards(), audit: &records{}}
 	t.Cleanup(b.sweep)
-	if err := layout.Create(inst.KidsCgroupRel()); err != nil {
+	// What `tagout setup` does.
+	err = errors.Join(layout.Create(inst.KidsCgroupRel()), os.MkdirAll(inst.RunDir(), 0o755), os.Chmod(inst.RunDir(), 0o755))
+	if err != nil {
 		t.Fatal(err)
 	}
 	b.Manager = makeManager(t, inst, layout, initPath, b.guards, b.audit)

@@ -71,8 +71,12 @@ func New(cfg Config) (*Manager, error) {
 	if err := os.Chown(cfg.Inst.SessionDir(), -1, cfg.Inst.GroupID()); err != nil {
 		return nil, fmt.Errorf("preparing to keep kids: %w", err)
 	}
-	if _, err := os.Stat(cfg.Init); err != nil {
+	info, err := os.Stat(cfg.Init)
+	if err != nil {
 		return nil, fmt.Errorf("preparing to keep kids: install kid-init beside sandboxd: %w", err)
+	}
+	if info.Mode().Perm()&0o005 != 0o005 {
+		return nil, fmt.Errorf("preparing to keep kids: %s cannot be run by everybody: chmod 755 it", cfg.Init)
 	}
 	seq, err := openSequence(filepath.Join(cfg.Inst.StateDir(), instance.Sandboxd, "sequence"))
 	if err != nil {

@@ -38,7 +38,9 @@ func runDoomed() int {
 		fmt.Println(err)
 		return 1
 	}
-	go m.Exec(ctx, "whole", "test", wire.ExecRequest{Argv: []string{"sleep", "4321"}}, func(wire.ExecFrame) error { return nil }) //nolint:errcheck // it never ends
+	up := make(chan struct{})
+	go m.Exec(ctx, "whole", "test", wire.ExecRequest{Argv: []string{"sh", "-c", "echo up; exec sleep 4321"}}, func(wire.ExecFrame) error { close(up); return nil }) //nolint:errcheck // it never ends
+	<-up
 	m.fault = func(step string, done bool) error {
 		if step == "create" && done {
 			fmt.Println("ready")

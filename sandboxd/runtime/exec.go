@@ -49,6 +49,8 @@ func (r *Runc) Exec(ctx context.Context, id, name, bundle string, p Process) (ru
 	defer os.Remove(logFile) //nolint:errcheck // as above
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
+	r.procs.starting.RLock() // until the command is known to be ours to reap
+	defer r.procs.starting.RUnlock()
 	err = r.runc.Exec(ctx, id, *process(p, KidUID), &gorunc.ExecOpts{
 		IO: pipes, PidFile: pidFile, LogFile: logFile, Detach: true, ExtraArgs: []string{"--cgroup", name},
 	})
@@ -64,7 +66,11 @@ func (r *Runc) Exec(ctx context.Context, id, name, bundle string, p Process) (ru
 		return fail(errors.Join(err, group.kill(), group.remove()))
 	}
 	run = &Running{PID: pid, Stdin: pipes.in.w, Stdout: pipes.out.r, Stderr: pipes.err.r, group: group, done: make(chan struct{})}
-	go run.wait()
+	r.procs.add(pid)
+	go func() {
+		run.wait()
+		r.procs.remove(pid)
+	}()
 	return run, nil
 }
 

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -17,8 +16,9 @@ import (
 
 // Runc drives the runc program. Safe for concurrent use; calls for one container are the caller's to order.
 type Runc struct {
-	root string
-	runc gorunc.Runc
+	root  string
+	runc  gorunc.Runc
+	procs processes
 }
 
 // NewRunc returns a driver that keeps its state below root (inst.RuncRoot()). It makes this process the
@@ -31,7 +31,7 @@ func NewRunc(root string) (*Runc, error) {
 	if err := os.MkdirAll(root, 0o700); err != nil {
 		return nil, fmt.Errorf("making runc's state directory: %w", err)
 	}
-	return &Runc{root: root, runc: gorunc.Runc{Root: root, LogFormat: gorunc.JSON}}, nil
+	return &Runc{root: root, runc: gorunc.Runc{Root: root, LogFormat: gorunc.JSON}, procs: processes{ours: map[int]bool{}}}, nil
 }
 
 // Create makes the container and its kid-init, which does not run before Start. bundle is an existing
@@ -108,27 +108,24 @@ func (r *Runc) Kill(ctx context.Context, id string, sig unix.Signal) error {
 	return nil
 }
 
-// Delete removes what runc keeps of the container. Its processes should be dead already: a plain delete
-// takes a dead kid-init that nobody has reaped yet for what it is, where a forced one would wait for it in
-// vain. What still lives is killed. A container that is not known is not an error.
+// Delete removes what runc keeps of the container. The caller has seen that nothing can run in it any more
+// (its cgroup is empty). A container that is not known is not an error.
+//
+// runc itself refuses while kid-init is on its way out, and kid-init cannot leave before every process that
+// entered its pid namespace from outside was reaped (pid_namespaces(7)): by us, or, where they are a killed
+// predecessor's, by somebody who may never do it. A dead process must not hold a destroy up, so then the
+// state is removed without runc: there is nothing else that its delete would do.
 func (r *Runc) Delete(ctx context.Context, id string) error {
 	if !r.known(id) {
 		return nil
 	}
+	r.reapStrays()
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	if _, err := os.Stat(filepath.Join(r.root, id, "state.json")); errors.Is(err, fs.ErrNotExist) {
-		// runc was killed before it wrote its state: there is only the directory.
-		if err := os.RemoveAll(filepath.Join(r.root, id)); err != nil {
-			return fmt.Errorf("deleting container %s: %w", id, err)
-		}
+	if err := r.runc.Delete(ctx, id, nil); err == nil {
 		return nil
 	}
-	err := r.runc.Delete(ctx, id, nil)
-	if err != nil && r.known(id) {
-		err = r.runc.Delete(ctx, id, &gorunc.DeleteOpts{Force: true})
-	}
-	if err != nil && r.known(id) {
+	if err := os.RemoveAll(filepath.Join(r.root, id)); err != nil {
 		return fmt.Errorf("deleting container %s: %w", id, err)
 	}
 	return nil
