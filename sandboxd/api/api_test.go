@@ -1,0 +1,137 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"tagout/internal/control"
+	"tagout/internal/reason"
+	"tagout/internal/testroot"
+	"tagout/internal/wire"
+	"tagout/sandboxd/kids"
+)
+
+type fakeKids struct {
+	spawn   func(ctx context.Context, r kids.Request) (wire.Kid, error)
+	exec    func(ctx context.Context, name, actor string, r wire.ExecRequest, send func(wire.ExecFrame) error) error
+	destroy func(ctx context.Context, name, actor, why string) error
+	get     func(ctx context.Context, name string) (wire.Kid, error)
+	list    func(ctx context.Context) []wire.Kid
+}
+
+func (f fakeKids) Spawn(ctx context.Context, r kids.Request) (wire.Kid, error) {
+	return f.spawn(ctx, r)
+}
+func (f fakeKids) Exec(ctx context.Context, name, actor string, r wire.ExecRequest, send func(wire.ExecFrame) error) error {
+	return f.exec(ctx, name, actor, r, send)
+}
+func (f fakeKids) Destroy(ctx context.Context, name, actor, why string) error {
+	return f.destroy(ctx, name, actor, why)
+}
+func (f fakeKids) Get(ctx context.Context, name string) (wire.Kid, error) { return f.get(ctx, name) }
+func (f fakeKids) List(ctx context.Context) []wire.Kid                    { return f.list(ctx) }
+
+// serve serves k on a unix socket and returns a client for it.
+func serve(t *testing.T, k Kids, plan Planner) *control.Client {
+	t.Helper()
+	testroot.Require(t) // the routes admit nobody but root
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := control.Listen(path, os.Getgid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	mux := http.NewServeMux()
+	Register(mux, k, plan)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- control.Serve(ctx, l, mux, time.Second) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return control.NewClient(path)
+}
+
+func refusal(kind kids.Kind, code reason.Code) error {
+	return &kids.Error{Kind: kind, Reason: code, Err: errors.New("because")}
+}
+
+func TestSpawnStatuses(t *testing.T) {
+	for _, c := range []struct {
+		err    error
+		status int
+		code   reason.Code
+	}{
+		{refusal(kids.Conflict, reason.OK), 409, reason.OK},
+		{refusal(kids.Invalid, reason.Malformed), 422, reason.Malformed},
+		{refusal(kids.Tagged, reason.Tagged), 423, reason.Tagged},
+		{refusal(kids.Unavailable, reason.CreddDown), 503, reason.CreddDown},
+		{refusal(kids.Capacity, reason.Capacity), 507, reason.Capacity},
+		{fmt.Errorf("broken"), 500, reason.Internal},
+	} {
+		client := serve(t, fakeKids{spawn: func(context.Context, kids.Request) (wire.Kid, error) { return wire.Kid{}, c.err }},
+			func(wire.SpawnRequest) (kids.Plan, error) { return kids.Plan{}, nil })
+		err := client.Call(t.Context(), http.MethodPost, "/v1/kids", wire.SpawnRequest{}, nil)
+		var e *control.Error
+		if !errors.As(err, &e) || e.Problem.Status != c.status || e.Problem.Reason != c.code || e.Problem.Detail != c.err.Error() {
+			t.Errorf("%v: %v %+v, want %d %s", c.err, err, e, c.status, c.code)
+		}
+	}
+}
+
+func TestBadCardIs422(t *testing.T) {
+	client := serve(t, fakeKids{}, func(wire.SpawnRequest) (kids.Plan, error) { return kids.Plan{}, errors.New("card:3:1: unknown key") })
+	err := client.Call(t.Context(), http.MethodPost, "/v1/kids", wire.SpawnRequest{Card: "x"}, nil)
+	if control.Status(err) != 422 || err.Error() != "card:3:1: unknown key" {
+		t.Errorf("bad card: %v", err)
+	}
+}
+
+func TestExecStreams(t *testing.T) {
+	client := serve(t, fakeKids{exec: func(_ context.Context, name, actor string, r wire.ExecRequest, send func(wire.ExecFrame) error) error {
+		if name != "k1" || actor != "uid:0" || r.Argv[0] != "true" {
+			return refusal(kids.NotFound, reason.UnknownSession)
+		}
+		return errors.Join(send(wire.ExecFrame{Stdout: []byte{0xff, 0}}), send(wire.ExecFrame{Exit: &wire.ExecExit{Result: "exited"}}))
+	}}, nil)
+	var frames []wire.ExecFrame
+	err := client.Each(t.Context(), http.MethodPost, "/v1/kids/k1/exec", wire.ExecRequest{Argv: []string{"true"}}, func(raw json.RawMessage) error {
+		var f wire.ExecFrame
+		defer func() { frames = append(frames, f) }()
+		return json.Unmarshal(raw, &f)
+	})
+	if err != nil || len(frames) != 2 || string(frames[0].Stdout) != "\xff\x00" || frames[1].Exit == nil {
+		t.Errorf("frames %+v, %v", frames, err)
+	}
+	err = client.Each(t.Context(), http.MethodPost, "/v1/kids/k2/exec", wire.ExecRequest{Argv: []string{"true"}}, nil)
+	if control.Status(err) != 404 {
+		t.Errorf("unknown kid: %v, want 404", err)
+	}
+}
+
+func TestDestroyPassesTheReason(t *testing.T) {
+	got := ""
+	client := serve(t, fakeKids{destroy: func(_ context.Context, name, actor, why string) error {
+		got = name + " " + actor + " " + why
+		return nil
+	}}, nil)
+	if err := client.Call(t.Context(), http.MethodDelete, "/v1/kids/k1?reason=all+done", nil, nil); err != nil || got != "k1 uid:0 all done" {
+		t.Errorf("destroyed %q, %v", got, err)
+	}
+}
+
+func TestUnknownFieldsAreRefused(t *testing.T) {
+	client := serve(t, fakeKids{}, nil)
+	if err := client.Call(t.Context(), http.MethodPost, "/v1/kids", map[string]string{"nmae": "x"}, nil); control.Status(err) != 400 {
+		t.Errorf("unknown field: %v, want 400", err)
+	}
+}

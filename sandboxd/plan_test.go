@@ -1,0 +1,63 @@
+package sandboxd
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"tagout/internal/wire"
+)
+
+func practiceCard(t *testing.T) string {
+	t.Helper()
+	raw, err := os.ReadFile("../deploy/cards/practice.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(raw)
+}
+
+func TestPlanFollowsFromTheCard(t *testing.T) {
+	p, err := PlanFromCard(wire.SpawnRequest{Card: practiceCard(t), InputDir: "/srv/job"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.Image != "host" || p.Card != "practice" || len(p.CardHash) != 64 || p.Workspace <= 0 || p.Tmp <= 0 || p.Limits.PIDs <= 0 || p.Stop.Authority == "" {
+		t.Errorf("plan %+v", p)
+	}
+	for _, rule := range p.Egress.Allow {
+		for _, port := range rule.Ports {
+			if !slices.Contains(p.Ports, port) {
+				t.Errorf("port %d of %s is not in %v", port, rule.Host, p.Ports)
+			}
+		}
+	}
+	for _, in := range p.Inputs {
+		if in.Dir != "/srv/job" || strings.HasPrefix(in.To, "/") {
+			t.Errorf("input %+v", in)
+		}
+	}
+}
+
+func TestBadCardNamesLineAndColumn(t *testing.T) {
+	_, err := PlanFromCard(wire.SpawnRequest{Card: practiceCard(t) + "\nsurprise: true\n", CardFile: "job.yaml"})
+	if err == nil || !strings.Contains(err.Error(), "job.yaml:") || !strings.Contains(err.Error(), "surprise") {
+		t.Errorf("unknown key: %v, want file, line and key", err)
+	}
+}
+
+func TestInputsNeedADirectory(t *testing.T) {
+	card := practiceCard(t)
+	if !strings.Contains(card, "\nfilesystem:") {
+		t.Fatal("the practice card has no filesystem section: the test needs another card")
+	}
+	if !strings.Contains(card, "inputs:") {
+		card = strings.Replace(card, "\nfilesystem:", "\nfilesystem:\n  inputs:\n    - from: run.sh\n      to: /workspace/run.sh", 1)
+	}
+	for _, dir := range []string{"", "relative"} {
+		if _, err := PlanFromCard(wire.SpawnRequest{Card: card, InputDir: dir}); err == nil {
+			t.Errorf("inputs with directory %q: no error", dir)
+		}
+	}
+}
