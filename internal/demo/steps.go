@@ -7,15 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"os"
 	"path/filepath"
 
-	"tagout/internal/card"
-	"tagout/internal/control"
+	"tagout/internal/drill"
 	"tagout/internal/instance"
 	"tagout/internal/practice"
-	"tagout/internal/wire"
 )
 
 //go:embed escape.sh
@@ -48,25 +45,15 @@ func (s *show) startBox(ctx context.Context) error {
 	if err := s.Up(ctx, s.inst); err != nil {
 		return err
 	}
-	parsed, err := card.Parse("practice.yaml", s.ev.practiceCard)
+	secret, err := drill.Equip(ctx, s.inst, s.net, "practice.yaml", s.ev.practiceCard)
 	if err != nil {
 		return err
-	}
-	if len(parsed.Identity.Scope) == 0 {
-		return errors.New("practice.yaml asks for no secret: the demo needs one")
-	}
-	secret := parsed.Identity.Scope[0].Name
-	entry := wire.VaultEntry{Value: s.net.Secret(), Hosts: []string{practice.NameAPI + ":443"}}
-	credd := control.NewClient(s.inst.Socket(instance.Credd))
-	defer credd.CloseIdle()
-	if err := credd.Call(ctx, http.MethodPut, "/v1/vault/"+secret, entry, nil); err != nil {
-		return fmt.Errorf("putting %s into the vault: %w", secret, err)
 	}
 	s.ev.secret = []byte(s.net.Secret())
 	for _, d := range instance.Daemons() {
 		fmt.Fprintf(s.Out, "  %-12s %s\n", d, s.runsAs(d))
 	}
-	fmt.Fprintf(s.Out, "  secret %s is in the vault, for %s only\n", secret, entry.Hosts[0])
+	fmt.Fprintf(s.Out, "  secret %s is in the vault, for %s alone\n", secret, practice.NameAPI)
 	return nil
 }
 
