@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"context"
-	"errors"
 	"net"
 	"net/netip"
 	"sync"
@@ -43,15 +42,15 @@ type conn struct {
 	up, down atomic.Int64 // bytes to and from upstream sockets
 
 	mu        sync.Mutex
-	orig      netip.AddrPort // guarded by mu: what the kid dialled; zero for explicit connections
-	target    target         // guarded by mu: what it was last judged for
-	rule      *policy.Rule   // guarded by mu: the rule that allowed that
-	upstreams map[*upstream]struct{}
-	real      netip.Addr // guarded by mu: the last upstream address
-	opened    bool       // guarded by mu: conn.opened with outcome allow is written
+	orig      netip.AddrPort         // guarded by mu: what the kid dialled; zero for explicit connections
+	target    target                 // guarded by mu: what it was last judged for
+	rule      *policy.Rule           // guarded by mu: the rule that allowed that
+	upstreams map[*upstream]struct{} // guarded by mu: open now
+	real      netip.Addr             // guarded by mu: the last upstream address
+	opened    bool                   // guarded by mu: conn.opened with outcome allow is written
+	wasCut    bool                   // guarded by mu, as why:
 	cutCode   reason.Code
 	cutDetail string
-	wasCut    bool
 	note      string       // guarded by mu: what the record of the end should say
 	tunnel    *net.TCPConn // guarded by mu: the upstream end of a relay
 
@@ -68,9 +67,6 @@ type upstream struct {
 	rule   *policy.Rule
 	addr   netip.Addr
 }
-
-// errCut is the cause of every failure that a cut brings about.
-var errCut = errors.New("the connection was cut")
 
 func (p *Proxy) newConn(tc *net.TCPConn, via string) *conn {
 	kid := tc.RemoteAddr().(*net.TCPAddr).AddrPort()
@@ -116,11 +112,7 @@ func (c *conn) stillAllowed(r *rules) (reason.Code, string) {
 		return reason.NameNotAllowed, "the policy has changed: the rule now wants another protocol"
 	}
 	for u := range c.upstreams {
-		d := r.policy.Connect(u.target.name, u.target.port)
-		if d.Verdict == policy.Allow {
-			d = r.policy.Upstream(d.Rule, u.addr, u.target.port)
-		}
-		if d.Verdict != policy.Allow {
+		if d := u.judge(r); d.Verdict != policy.Allow {
 			return d.Reason, "the policy has changed: " + d.Detail
 		}
 	}
@@ -151,17 +143,34 @@ func reset(tc *net.TCPConn) {
 	tc.Close()      //nolint:errcheck // closed already
 }
 
-// attach makes an upstream socket the connection's, or closes it where the connection was cut meanwhile.
+// attach makes an upstream socket the connection's. It closes it where the connection was cut meanwhile, or
+// where a policy that came into force since the dial does not allow it; the error is a refusal.
 func (c *conn) attach(u *upstream) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.wasCut {
 		reset(u.tcp)
-		return errCut
+		return refusal{c.cutCode, c.cutDetail, u.rule}
+	}
+	if d := u.judge(c.sess.current()); d.Verdict != policy.Allow {
+		reset(u.tcp)
+		return refuseBy(d)
 	}
 	c.upstreams[u] = struct{}{}
 	c.real = u.addr
 	return nil
+}
+
+// judge asks a policy about the socket's name, port and address.
+func (u *upstream) judge(r *rules) policy.Decision {
+	if r == nil {
+		return policy.Decision{Reason: reason.PolicyNotLoaded}
+	}
+	d := r.policy.Connect(u.target.name, u.target.port)
+	if d.Verdict == policy.Allow {
+		d = r.policy.Upstream(d.Rule, u.addr, u.target.port)
+	}
+	return d
 }
 
 func (c *conn) detach(u *upstream) {

@@ -60,7 +60,6 @@ type headConn struct {
 	scanned int    // how much of in was found harmless
 	left    int64  // bytes of the body or chunk that are still to come
 	size    int    // of the trailer so far
-	chunk   bool   // the body is chunked
 	buf     []byte
 
 	mu      sync.Mutex

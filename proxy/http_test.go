@@ -422,3 +422,41 @@ func TestDeclinedWebSocketEndsTheConnection(t *testing.T) {
 		t.Errorf("%d requests reached the server: %q, %v", reached.Load(), got, err)
 	}
 }
+
+// Whatever comes to goproxy past the judge finds no way out: its own diallers would use sockets without a mark.
+func TestGoproxyHasNoWayOutOfItsOwn(t *testing.T) {
+	w := newWorld(t)
+	at := listen(t, serverAddr, 0, func(net.Conn) { t.Error("goproxy dialled by itself") })
+	front := listen(t, gateway, 0, func(c net.Conn) {
+		l := &oneConn{c: make(chan net.Conn, 1)}
+		l.c <- c
+		srv := &http.Server{Handler: w.proxy.mitm, ConnState: func(_ net.Conn, s http.ConnState) {
+			if s == http.StateClosed || s == http.StateHijacked {
+				l.once.Do(func() { close(l.c) })
+			}
+		}}
+		srv.Serve(l)
+	})
+	c, err := net.Dial("tcp4", front.String())
+	must(t, err)
+	defer c.Close()
+	must(t, c.SetDeadline(time.Now().Add(patience)))
+	fmt.Fprintf(c, "CONNECT %s HTTP/1.1\r\nHost: x\r\n\r\n", at)
+	if got, _ := io.ReadAll(c); strings.Contains(string(got), " 200 ") {
+		t.Errorf("answer %q", got)
+	}
+}
+
+type oneConn struct {
+	c    chan net.Conn
+	once sync.Once
+}
+
+func (l *oneConn) Accept() (net.Conn, error) {
+	if c, ok := <-l.c; ok {
+		return c, nil
+	}
+	return nil, net.ErrClosed
+}
+func (l *oneConn) Close() error   { return nil }
+func (l *oneConn) Addr() net.Addr { return &net.TCPAddr{} }

@@ -45,8 +45,14 @@ type exchangeKey struct{}
 func (p *Proxy) newMITM() *goproxy.ProxyHttpServer {
 	g := goproxy.NewProxyHttpServer()
 	g.Logger = webLog(p.cfg.Log, slog.LevelDebug) // about clients, and those have records
-	g.Tr = nil                                    // every request brings its own round tripper; without one there is no way out
+	// Every request brings its own round tripper. goproxy's own ways out, whose sockets would carry no mark,
+	// are closed one by one.
+	g.Tr = &http.Transport{DialContext: noWayOut}
 	g.ConnectDial = nil
+	g.ConnectDialWithReq = func(r *http.Request, network, addr string) (net.Conn, error) {
+		return noWayOut(r.Context(), network, addr)
+	}
+	g.OnRequest().HandleConnect(goproxy.AlwaysReject)
 	g.KeepAcceptEncoding = true
 	g.OnRequest().DoFunc(func(r *http.Request, ctx *goproxy.ProxyCtx) (*http.Request, *http.Response) {
 		x := r.Context().Value(exchangeKey{}).(*exchange)

@@ -78,8 +78,14 @@ func (c *conn) recordOpened(detail string) {
 	c.p.cfg.Audit.Log(c.record(audit.EventConnOpened, audit.OutcomeAllow, reason.OK, detail))
 }
 
-// recordRefused writes that the connection goes nowhere.
+// recordRefused writes that the connection goes nowhere. Where it was cut, that is the reason, and not what
+// came of it.
 func (c *conn) recordRefused(x refusal) {
+	c.mu.Lock()
+	if c.wasCut {
+		x.code, x.detail = c.cutCode, c.cutDetail
+	}
+	c.mu.Unlock()
 	c.p.cfg.Metrics.Connection(c.via, x.outcome(), x.code)
 	c.p.cfg.Audit.Log(c.record(audit.EventConnOpened, x.outcome(), x.code, x.detail))
 }

@@ -11,7 +11,9 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -463,4 +465,49 @@ func TestLeavesAreCachedAndBounded(t *testing.T) {
 	if _, err := LoadCA(t.TempDir()); err == nil || !strings.Contains(err.Error(), "tagout setup") {
 		t.Errorf("loading a CA that is not there: %v", err)
 	}
+}
+
+// A burst of connections leaves no descriptor, goroutine or entry behind.
+func TestNothingLeaks(t *testing.T) {
+	w := newWorld(t)
+	at := listen(t, serverAddr, 0, echo)
+	web := w.web(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) { fmt.Fprint(rw, "ok") }), apiHost)
+	secret := rule(apiHost, web.Port(), policy.TLS)
+	secret.Inspect = true
+	w.allow(rule(apiHost, at.Port(), policy.TCP), secret)
+	use := func() {
+		c := w.dialName(apiHost, at.Port())
+		io.WriteString(c, "x")
+		io.ReadFull(c, make([]byte, 1))
+		c.Close()
+		raw := w.dialName(apiHost, web.Port())
+		ask(t, w.inspectedConn(raw), get(apiHost, "/"), 1)
+		raw.Close()
+		c, _ = w.connect("evil.test:443")
+		c.Close()
+	}
+	use() // what is made once and kept
+	quiet := func() bool { return len(w.proxy.sessions.find(kidAddr).live()) == 0 }
+	waitUntil(t, "the first connections end", quiet)
+	goroutines, fds := runtime.NumGoroutine(), openFiles(t)
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 25 {
+				use()
+			}
+		})
+	}
+	wg.Wait()
+	waitUntil(t, "all connections end", quiet)
+	waitUntil(t, "descriptors and goroutines are given back", func() bool {
+		return runtime.NumGoroutine() <= goroutines+10 && openFiles(t) <= fds+32 // the kernel's pipes of splice stay in a pool
+	})
+}
+
+func openFiles(t testing.TB) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	must(t, err)
+	return len(entries)
 }

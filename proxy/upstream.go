@@ -81,7 +81,7 @@ func (c *conn) connect(ctx context.Context, t target, rule *policy.Rule, addrs [
 		if err == nil {
 			u := &upstream{tcp: nc.(*net.TCPConn), target: t, rule: rule, addr: a}
 			if err := c.attach(u); err != nil {
-				return nil, refusal{reason.Stopped, err.Error(), rule}
+				return nil, err
 			}
 			return u, nil
 		}
