@@ -164,19 +164,33 @@ func (l *Logger) write() {
 				return
 			}
 		case reply := <-l.syncs:
-			l.drain(&batch)
-			if !l.flush(&batch, l.stop) {
+			if !l.writeAll(&batch) {
 				reply <- errors.New("syncing the audit log: it was closed while the disk refused")
 				return
 			}
 			reply <- l.f.Sync()
 		case <-l.stop:
-			l.drain(&batch)
-			l.appendOnce(&batch) // closing: one try is all there is
-			l.f.Sync()           // as above
+			for more := true; more; more = len(l.queue) > 0 {
+				l.drain(&batch)
+				if l.appendOnce(&batch) != nil { // closing: one try is all there is
+					break
+				}
+			}
+			l.f.Sync() // as above
 			return
 		}
 	}
+}
+
+// writeAll writes until nothing is queued; false means that the logger was closed meanwhile.
+func (l *Logger) writeAll(batch *bytes.Buffer) bool {
+	for more := true; more; more = len(l.queue) > 0 {
+		l.drain(batch)
+		if !l.flush(batch, l.stop) {
+			return false
+		}
+	}
+	return true
 }
 
 // drain adds what is queued, up to maxBatch, and then the gap that is known of.

@@ -50,6 +50,9 @@ type family struct {
 // own is the prefix that marks a chain as the named instance's. The dash keeps "main" from "main2".
 func own(inst instance.Instance) string { return inst.ChainPrefix() + "-" }
 
+// anyOwner begins the chains of every instance.
+const anyOwner = "TGO-"
+
 // Text renders the desired rules of both families, one rule a line: table, chain, rule.
 func Text(inst instance.Instance) string {
 	var b strings.Builder

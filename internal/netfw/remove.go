@@ -66,6 +66,10 @@ func (t target) dropChains(table string, unwanted func(chain string) bool) error
 		return nil
 	}
 	for _, name := range names {
+		// Only built-in chains and our own jump to ours. Another instance's chain may vanish at any moment.
+		if !strings.HasPrefix(name, t.own) && strings.HasPrefix(name, anyOwner) {
+			continue
+		}
 		if err := t.dropJumps(table, name, unwanted); err != nil {
 			return err
 		}

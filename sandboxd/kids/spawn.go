@@ -186,9 +186,13 @@ func (m *Manager) makeCgroup(_ context.Context, k *kid) error {
 	return m.giveToKillswitchd(k.rec.Session.Cgroup, "cgroup.kill", "cgroup.freeze")
 }
 
-// giveToKillswitchd makes it the owner of the files with which it stops the kid.
+// giveToKillswitchd makes it the owner of the files with which it stops the kid, and lets it reach them:
+// sandboxd's umask, and runc's after it, would shut the directory.
 func (m *Manager) giveToKillswitchd(dir string, names ...string) error {
 	uid := m.cfg.Inst.UID(instance.Killswitchd)
+	if err := os.Chmod(dir, 0o755); err != nil {
+		return fmt.Errorf("letting killswitchd reach the kid's cgroup: %w", err)
+	}
 	for _, name := range names {
 		if err := os.Chown(filepath.Join(dir, name), uid, -1); err != nil {
 			return fmt.Errorf("giving killswitchd the switch of the kid's cgroup: %w", err)
