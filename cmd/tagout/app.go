@@ -1,0 +1,90 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"tagout/internal/instance"
+)
+
+// app is what all commands share.
+type app struct {
+	instance string
+	json     bool
+	in       io.Reader
+	out      io.Writer
+	err      io.Writer
+	running  bool // a command has begun: errors from here on are not about its usage
+}
+
+// run runs one command line and returns its exit code.
+func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer) int {
+	a := &app{in: in, out: out, err: errOut}
+	root := a.root()
+	root.SetArgs(args)
+	root.SetIn(in)
+	root.SetOut(out)
+	root.SetErr(errOut)
+	err := root.ExecuteContext(ctx)
+	if err != nil && !a.running {
+		err = usage(fmt.Errorf("%w: see `%s --help`", err, root.CommandPath()))
+	}
+	return a.report(err)
+}
+
+func (a *app) root() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "tagout",
+		Short: "Run untrusted agents, reach only what a card names, and always stop them",
+		Long: `Tagout runs AI agents that nobody trusts yet, lets them reach only what their job
+card names, and can always stop them.
+
+Exit codes:
+  0  done
+  1  it went wrong
+  2  wrong usage or bad input
+  3  refused: a policy, a conflict or a hanging tag
+  4  the instance or a daemon does not answer
+  5  a stop was not observed complete
+run and exec end with the code of the command: 124 after a time-out, 128+n after
+signal n, 3 when the kid was stopped.`,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		PersistentPreRun: func(*cobra.Command, []string) {
+			a.running = true
+		},
+	}
+	root.PersistentFlags().StringVar(&a.instance, "instance", instance.DefaultName, "name of the Tagout instance")
+	root.PersistentFlags().BoolVar(&a.json, "json", false, "print JSON")
+	root.AddCommand(
+		a.doctorCommand(), a.setupCommand(), a.upCommand(), a.cleanupCommand(), a.statusCommand(),
+		a.cardCommand(), a.spawnCommand(), a.runCommand(), a.execCommand(), a.listCommand(), a.destroyCommand(),
+		a.stopCommand(), a.tagsCommand(), a.releaseCommand(), a.vaultCommand(), a.timelineCommand(),
+		a.drillCommand(), a.demoCommand(), a.benchCommand(), a.versionCommand(),
+	)
+	return root
+}
+
+// open returns the instance that --instance names.
+func (a *app) open() (instance.Instance, error) {
+	if err := instance.CheckName(a.instance); err != nil {
+		return instance.Instance{}, usage(err)
+	}
+	return instance.Open(a.instance)
+}
+
+// printJSON prints v indented, as one document.
+func (a *app) printJSON(v any) error {
+	enc := json.NewEncoder(a.out)
+	enc.SetIndent("", "  ")
+	return enc.Encode(v)
+}
+
+// printf prints for people.
+func (a *app) printf(format string, args ...any) {
+	fmt.Fprintf(a.out, format, args...) //nolint:errcheck // nobody is left to be told
+}

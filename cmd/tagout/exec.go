@@ -1,0 +1,124 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"tagout/internal/instance"
+	"tagout/internal/wire"
+)
+
+// maxStdin bounds the input of a command: it travels in one request body (control.MaxBody) as base64.
+const maxStdin = 3 << 20
+
+// execFlags are what exec and run have in common.
+type execFlags struct {
+	env     map[string]string
+	dir     string
+	timeout time.Duration
+	stdin   bool
+}
+
+func (f *execFlags) add(cmd *cobra.Command) {
+	cmd.Flags().StringToStringVar(&f.env, "env", nil, "environment of the command, KEY=value")
+	cmd.Flags().StringVar(&f.dir, "dir", "", "working directory (default: /workspace)")
+	cmd.Flags().DurationVar(&f.timeout, "timeout", 0, "kill the command after this long (default: never)")
+	cmd.Flags().BoolVarP(&f.stdin, "stdin", "i", false, "send this command's standard input, up to 3 MiB")
+}
+
+func (a *app) execCommand() *cobra.Command {
+	var f execFlags
+	cmd := &cobra.Command{
+		Use: "exec KID -- CMD...", Short: "Run a command in a kid and end with its exit code",
+		Args: func(cmd *cobra.Command, args []string) error { return dashArgs(cmd, args, "KID") },
+		RunE: func(cmd *cobra.Command, args []string) error { return a.exec(cmd.Context(), args[0], args[1:], f) },
+	}
+	f.add(cmd)
+	return cmd
+}
+
+// dashArgs wants one argument before "--" and a command after it.
+func dashArgs(cmd *cobra.Command, args []string, what string) error {
+	if cmd.ArgsLenAtDash() != 1 || len(args) < 2 {
+		return fmt.Errorf("give %s, then --, then the command", what)
+	}
+	return nil
+}
+
+// exec runs argv in the kid. The error carries the command's own exit code.
+func (a *app) exec(ctx context.Context, kid string, argv []string, f execFlags) error {
+	req := wire.ExecRequest{Argv: argv, Env: f.env, Dir: f.dir, Timeout: f.timeout}
+	if f.stdin {
+		raw, err := io.ReadAll(io.LimitReader(a.in, maxStdin+1))
+		if err != nil {
+			return fmt.Errorf("reading standard input: %w", err)
+		}
+		if len(raw) > maxStdin {
+			return usage(fmt.Errorf("standard input is longer than %d bytes: put it into the card's inputs", maxStdin))
+		}
+		req.Stdin = raw
+	}
+	var exit *wire.ExecExit
+	err := a.stream(ctx, instance.Sandboxd, "/v1/kids/"+url.PathEscape(kid)+"/exec", req, func(line json.RawMessage) error {
+		var frame wire.ExecFrame
+		if err := json.Unmarshal(line, &frame); err != nil {
+			return err
+		}
+		if frame.Exit != nil {
+			exit = frame.Exit
+		}
+		return a.frame(line, frame)
+	})
+	if err != nil {
+		return err
+	}
+	if exit == nil {
+		return errors.New("the connection to sandboxd ended before the command did: see `tagout list`")
+	}
+	return exitOf(*exit)
+}
+
+// frame passes one frame on: as it came with --json, else as the command wrote it.
+func (a *app) frame(line json.RawMessage, f wire.ExecFrame) error {
+	if a.json {
+		_, err := fmt.Fprintf(a.out, "%s\n", line)
+		return err
+	}
+	if _, err := a.out.Write(f.Stdout); err != nil {
+		return fmt.Errorf("writing the command's output: %w", err)
+	}
+	if _, err := a.err.Write(f.Stderr); err != nil {
+		return fmt.Errorf("writing the command's errors: %w", err)
+	}
+	return nil
+}
+
+// exitOf turns how a command ended into our own end. Only what the command itself did not say is told.
+func exitOf(e wire.ExecExit) error {
+	switch e.Result {
+	case "exited":
+		if e.Code == 0 {
+			return nil
+		}
+		return &coded{code: e.Code}
+	case "signaled":
+		code := exitFailure
+		if n := unix.SignalNum(e.Signal); n != 0 {
+			code = exitSignal + int(n)
+		}
+		return &coded{code, fmt.Errorf("the command was ended by %s", e.Signal)}
+	case "timeout":
+		return &coded{exitTimeout, errors.New("the command took too long and was killed with all that it started")}
+	case "stopped":
+		return &coded{exitRefused, fmt.Errorf("the kid was stopped: %s: see `tagout tags`", e.Detail)}
+	}
+	return fmt.Errorf("the command could not be run: %s", e.Detail)
+}

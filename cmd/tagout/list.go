@@ -1,0 +1,34 @@
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"tagout/internal/instance"
+	"tagout/internal/wire"
+)
+
+func (a *app) listCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "list", Aliases: []string{"ls"}, Short: "List the living kids", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			kids := []wire.Kid{}
+			if err := a.call(cmd, instance.Sandboxd, http.MethodGet, "/v1/kids", nil, &kids); err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(kids)
+			}
+			w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
+			fmt.Fprintln(w, "KID\tSTATE\tCARD\tADDRESS\tAGE\tPURPOSE")
+			for _, k := range kids {
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", k.Name, k.State, k.Card, k.Addr, time.Since(k.Created).Round(time.Second), k.Purpose)
+			}
+			return w.Flush()
+		},
+	}
+}

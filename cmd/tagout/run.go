@@ -1,0 +1,35 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+// destroyLimit bounds the removal of a kid after its command, which also happens when the run is called off.
+const destroyLimit = 30 * time.Second
+
+func (a *app) runCommand() *cobra.Command {
+	var sf spawnFlags
+	var ef execFlags
+	cmd := &cobra.Command{
+		Use: "run CARD -- CMD...", Short: "Spawn a kid, run a command in it, destroy it, end with the command's exit code",
+		Args: func(cmd *cobra.Command, args []string) error { return dashArgs(cmd, args, "CARD") },
+		RunE: func(cmd *cobra.Command, args []string) error {
+			kid, err := a.spawn(cmd.Context(), args[0], sf)
+			if err != nil {
+				return err
+			}
+			err = a.exec(cmd.Context(), kid.Name, args[1:], ef)
+			// Not the command's context: it may be what ended.
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(cmd.Context()), destroyLimit)
+			defer cancel()
+			return errors.Join(err, a.destroy(ctx, kid.Name, "its command ended"))
+		},
+	}
+	sf.add(cmd)
+	ef.add(cmd)
+	return cmd
+}

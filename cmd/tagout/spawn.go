@@ -1,0 +1,64 @@
+package main
+
+import (
+	"context"
+	"net/http"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"tagout/internal/instance"
+	"tagout/internal/wire"
+)
+
+// spawnFlags are what spawn and run have in common.
+type spawnFlags struct{ name, purpose, inputDir string }
+
+func (f *spawnFlags) add(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&f.name, "name", "", "the kid's name (default: one is made up)")
+	cmd.Flags().StringVar(&f.purpose, "purpose", "", "why it runs, for the record (default: the card's task)")
+	cmd.Flags().StringVar(&f.inputDir, "input-dir", "", "directory of the card's inputs (default: the card's own)")
+}
+
+func (a *app) spawnCommand() *cobra.Command {
+	var f spawnFlags
+	cmd := &cobra.Command{
+		Use: "spawn CARD", Short: "Make a kid from a job card, with nothing running in it yet", Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			kid, err := a.spawn(cmd.Context(), args[0], f)
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(kid)
+			}
+			a.printf("%s\n", kid.Name)
+			return nil
+		},
+	}
+	f.add(cmd)
+	return cmd
+}
+
+func (a *app) spawn(ctx context.Context, file string, f spawnFlags) (wire.Kid, error) {
+	c, raw, err := readCard(file)
+	if err != nil {
+		return wire.Kid{}, err
+	}
+	dir := f.inputDir
+	if dir == "" {
+		dir = filepath.Dir(file)
+	}
+	if dir, err = filepath.Abs(dir); err != nil {
+		return wire.Kid{}, err
+	}
+	req := wire.SpawnRequest{Name: f.name, Purpose: f.purpose, Card: string(raw), CardFile: file, InputDir: dir}
+	if req.Purpose == "" {
+		req.Purpose = c.Task
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	var kid wire.Kid
+	return kid, a.callWith(ctx, instance.Sandboxd, http.MethodPost, "/v1/kids", req, &kid)
+}

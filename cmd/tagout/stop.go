@@ -1,0 +1,135 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"tagout/internal/instance"
+	"tagout/internal/wire"
+)
+
+func (a *app) stopCommand() *cobra.Command {
+	var req wire.StopRequest
+	var layers []string
+	cmd := &cobra.Command{
+		Use:   "stop (--kid KID | --card CARD | --all) --by NAME --reason WHY",
+		Short: "Fire the stop layers and hang a tag",
+		Long: `Fire the stop layers on a kid, on every kid of a card, or on the whole box, and hang a
+tag: while it hangs, nothing in that scope spawns, runs, connects or gets a token. It
+goes straight to killswitchd and needs no other daemon. It ends with 0 only if the
+stop was observed complete, with 5 if it was ordered and something was not seen.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkScope(req.Scope); err != nil {
+				return usage(err)
+			}
+			if err := needFlags(cmd, "by", "reason"); err != nil {
+				return err
+			}
+			for _, l := range layers {
+				if !knownLayer(l) {
+					return usage(fmt.Errorf("--layer %s: use session, network or credential", l))
+				}
+				req.Layers = append(req.Layers, wire.Layer(l))
+			}
+			return a.stop(cmd, req)
+		},
+	}
+	cmd.Flags().StringVar(&req.Scope.Kid, "kid", "", "stop this kid")
+	cmd.Flags().StringVar(&req.Scope.Card, "card", "", "stop every kid of this card")
+	cmd.Flags().BoolVar(&req.Scope.All, "all", false, "stop the whole box")
+	cmd.Flags().StringSliceVar(&layers, "layer", nil, "session, network or credential; may be given again (default: all three)")
+	cmd.Flags().StringVar(&req.By, "by", "", "who orders it")
+	cmd.Flags().StringVar(&req.Reason, "reason", "", "why")
+	return cmd
+}
+
+func checkScope(s wire.Scope) error {
+	n := 0
+	for _, set := range []bool{s.Kid != "", s.Card != "", s.All} {
+		if set {
+			n++
+		}
+	}
+	if n != 1 {
+		return errors.New("say what to stop: exactly one of --kid, --card and --all")
+	}
+	return nil
+}
+
+func knownLayer(name string) bool {
+	for _, l := range wire.AllLayers() {
+		if string(l) == name {
+			return true
+		}
+	}
+	return false
+}
+
+// stop prints what happens as it happens, and judges by the final report alone.
+func (a *app) stop(cmd *cobra.Command, req wire.StopRequest) error {
+	var final *wire.StopReport
+	err := a.stream(cmd.Context(), instance.Killswitchd, "/v1/stop", req, func(line json.RawMessage) error {
+		var e wire.StopEvent
+		if err := json.Unmarshal(line, &e); err != nil {
+			return err
+		}
+		if e.Final != nil {
+			final = e.Final
+		}
+		if a.json {
+			_, err := fmt.Fprintf(a.out, "%s\n", line)
+			return err
+		}
+		if e.Final == nil {
+			a.printf("%9s  %-10s %-12s %-18s %s %s\n", e.Elapsed.Round(10*time.Microsecond), e.Layer, e.Point, e.State, e.Kid, e.Detail)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if final == nil {
+		return &coded{exitIncomplete, errors.New("killswitchd ended before it reported: order the stop again")}
+	}
+	if !a.json {
+		a.printStop(final)
+	}
+	if final.State != wire.StateObserved {
+		return &coded{exitIncomplete, fmt.Errorf("the stop was not observed complete, it is %s: %s", final.State, a.whatIsOpen(final))}
+	}
+	return nil
+}
+
+func (a *app) printStop(r *wire.StopReport) {
+	for _, l := range wire.AllLayers() {
+		if rep, ok := r.Layers[l]; ok {
+			a.printf("%-10s %-18s fired %s, observed %s %s\n", l, rep.State, rep.Fired.Round(10*time.Microsecond), rep.Observed.Round(10*time.Microsecond), rep.Detail)
+		}
+	}
+	a.printf("stop %s is %s, %d kids; take the tag off with `tagout release %s --by NAME --reason WHY`\n", r.Stop, r.State, len(r.Kids), r.Stop)
+}
+
+// whatIsOpen names the layers that were not seen complete.
+func (a *app) whatIsOpen(r *wire.StopReport) string {
+	out := ""
+	for _, l := range wire.AllLayers() {
+		if rep, ok := r.Layers[l]; ok && rep.State != wire.StateObserved {
+			if out != "" {
+				out += ", "
+			}
+			out += string(l) + " " + string(rep.State)
+			if rep.Detail != "" {
+				out += " (" + rep.Detail + ")"
+			}
+		}
+	}
+	if out == "" {
+		return "see `tagout tags`"
+	}
+	return out
+}

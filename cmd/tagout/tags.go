@@ -1,0 +1,44 @@
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"tagout/internal/instance"
+	"tagout/internal/wire"
+)
+
+func (a *app) tagsCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "tags", Short: "List the tags that hang, with who placed them and why", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			tags := []wire.Tag{}
+			if err := a.call(cmd, instance.Killswitchd, http.MethodGet, "/v1/tags", nil, &tags); err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(tags)
+			}
+			w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
+			fmt.Fprintln(w, "STOP\tSCOPE\tLAYERS\tBY\tPLACED\tREASON")
+			for _, t := range tags {
+				fmt.Fprintf(w, "%s\t%s\t%v\t%s\t%s\t%s\n", t.Stop, scopeText(t.Scope), t.Layers, t.By, t.Placed.Format(time.RFC3339), t.Reason)
+			}
+			return w.Flush()
+		},
+	}
+}
+
+func scopeText(s wire.Scope) string {
+	switch {
+	case s.Kid != "":
+		return "kid " + s.Kid
+	case s.Card != "":
+		return "card " + s.Card
+	}
+	return "the whole box"
+}

@@ -1,0 +1,45 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+
+	"github.com/spf13/cobra"
+
+	"tagout/internal/cgroup"
+	"tagout/internal/instance"
+	"tagout/internal/supervise"
+)
+
+func (a *app) upCommand() *cobra.Command {
+	var bin string
+	cmd := &cobra.Command{
+		Use:   "up",
+		Short: "Run the daemons until this command is ended, starting again whichever dies",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			inst, err := a.open()
+			if err != nil {
+				return err
+			}
+			return a.up(cmd.Context(), inst, bin, slog.New(slog.NewTextHandler(a.err, nil)), func() {
+				a.printf("instance %s is up\n", inst.Name())
+			})
+		},
+	}
+	cmd.Flags().StringVar(&bin, "bin-dir", "", "directory of the daemons' binaries (default: where tagout itself lies)")
+	return cmd
+}
+
+// up runs the daemons until ctx ends.
+func (a *app) up(ctx context.Context, inst instance.Instance, bin string, log *slog.Logger, ready func()) error {
+	dir, err := binDir(bin)
+	if err != nil {
+		return err
+	}
+	layout, err := cgroup.Detect()
+	if err != nil {
+		return err
+	}
+	return supervise.Up(ctx, supervise.Config{Inst: inst, BinDir: dir, Log: log, Cgroups: groups{layout}, Ready: ready})
+}

@@ -1,0 +1,15 @@
+// Package deploy carries the files that an installed tagout needs without its source tree: the example cards
+// and the card schema.
+package deploy
+
+import "embed"
+
+// Cards holds cards/practice.yaml and cards/drill.yaml.
+//
+//go:embed cards/*.yaml
+var Cards embed.FS
+
+// CardSchema is the JSON Schema of job card v1.
+//
+//go:embed schema/card-v1.json
+var CardSchema []byte
