@@ -76,6 +76,10 @@ func Claim(name string) (Instance, error) {
 		if err := os.WriteFile(tmp, []byte(name+"\n"), 0o644); err != nil { // not secret
 			return fmt.Errorf("claiming slot %d: %w", free, err)
 		}
+		// Every daemon's user reads it, whatever the umask of whoever claims.
+		if err := os.Chmod(tmp, 0o644); err != nil { //nolint:gosec // not secret
+			return fmt.Errorf("claiming slot %d: %w", free, err)
+		}
 		return os.Rename(tmp, filepath.Join(slotDir(), strconv.Itoa(free)))
 	})
 	return inst, err
