@@ -40,7 +40,8 @@ func (r *runner) start(ctx context.Context, inst instance.Instance) error {
 	case <-ready:
 		return nil
 	case err := <-r.ended:
-		r.ended <- err // for stop
+		cancel()
+		r.cancel = nil // nothing is left to stop
 		return err
 	case <-ctx.Done():
 		return errors.Join(ctx.Err(), r.stop())

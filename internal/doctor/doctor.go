@@ -114,11 +114,11 @@ func (r Report) String() string {
 	for _, c := range r.Checks {
 		switch {
 		case c.OK:
-			fmt.Fprintf(&b, "ok       %-16s %s\n", c.Name, c.Found)
+			fmt.Fprintf(&b, "ok       %-20s %s\n", c.Name, c.Found)
 		case c.Needed:
-			fmt.Fprintf(&b, "MISSING  %-16s %s\n", c.Name, c.trouble())
+			fmt.Fprintf(&b, "MISSING  %-20s %s\n", c.Name, c.trouble())
 		default:
-			fmt.Fprintf(&b, "warning  %-16s %s\n", c.Name, c.trouble())
+			fmt.Fprintf(&b, "warning  %-20s %s\n", c.Name, c.trouble())
 		}
 	}
 	return b.String()

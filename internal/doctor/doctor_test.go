@@ -100,9 +100,9 @@ func TestString(t *testing.T) {
 		{Name: "tcx", Needed: true, Missing: "no tcx", Cost: "less", Fix: "more"},
 		{Name: "clock", Missing: "no clock"},
 	}}
-	const want = "ok       root             uid 0\n" +
-		"MISSING  tcx              no tcx; costs: less; to get it: more\n" +
-		"warning  clock            no clock\n"
+	const want = "ok       root                 uid 0\n" +
+		"MISSING  tcx                  no tcx; costs: less; to get it: more\n" +
+		"warning  clock                no clock\n"
 	if got := r.String(); got != want {
 		t.Errorf("got\n%swant\n%s", got, want)
 	}
