@@ -63,6 +63,7 @@ func TestExecEndsAsTheCommandDid(t *testing.T) {
 		"killed":  {{Exit: &wire.ExecExit{Result: "signaled", Signal: "SIGKILL"}}},
 		"late":    {{Exit: &wire.ExecExit{Result: "timeout"}}},
 		"stopped": {{Exit: &wire.ExecExit{Result: "stopped", Detail: "ada: odd uploads"}}},
+		"bare":    {{Exit: &wire.ExecExit{Result: "stopped"}}},
 		"failed":  {{Exit: &wire.ExecExit{Result: "failed", Detail: "no such file"}}},
 		"cut":     {{Stdout: []byte("half")}},
 	}
@@ -89,6 +90,7 @@ func TestExecEndsAsTheCommandDid(t *testing.T) {
 		{"killed", 137, "", "tagout: the command was ended by SIGKILL\n"},
 		{"late", 124, "", "tagout: the command took too long and was killed with all that it started\n"},
 		{"stopped", 3, "", "tagout: the kid was stopped: ada: odd uploads: see `tagout tags`\n"},
+		{"bare", 3, "", "tagout: the kid was stopped: see `tagout tags`\n"},
 		{"failed", 1, "", "tagout: the command could not be run: no such file\n"},
 		{"cut", 1, "half", "tagout: the connection to sandboxd ended before the command did: see `tagout list`\n"},
 		{"ghost", 2, "", "tagout: there is no kid ghost\n"},
@@ -142,9 +144,9 @@ func TestStopIsCompleteOnlyWhenObserved(t *testing.T) {
 func TestRecordLine(t *testing.T) {
 	r := audit.Record{
 		Time: time.Date(2026, 1, 2, 3, 4, 5, 6e6, time.UTC), Daemon: "sandboxd", Event: audit.EventConnectDenied, Outcome: audit.OutcomeDeny,
-		Reason: reason.QUIC, Dst: &audit.Dst{Name: "evil.test", Port: 443, Proto: "udp"}, Process: &audit.Process{PID: 7, Comm: "curl"}, Count: 3,
+		Reason: reason.QUIC, Dst: &audit.Dst{Name: "evil.test", Port: 443, Proto: "udp"}, Process: &audit.Process{PID: 7, Comm: "curl"}, Count: 3, Fields: map[string]string{"hook": "connect4", "a": "b"},
 	}
-	const want = "03:04:05.006 sandboxd    connect.denied     deny quic -> evil.test:443/udp by curl[7] x3"
+	const want = "03:04:05.006 sandboxd    connect.denied     deny quic -> evil.test:443/udp by curl[7] x3 a=b hook=connect4"
 	if got := recordLine(r); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}

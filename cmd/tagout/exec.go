@@ -118,7 +118,11 @@ func exitOf(e wire.ExecExit) error {
 	case "timeout":
 		return &coded{exitTimeout, errors.New("the command took too long and was killed with all that it started")}
 	case "stopped":
-		return &coded{exitRefused, fmt.Errorf("the kid was stopped: %s: see `tagout tags`", e.Detail)}
+		text := "the kid was stopped"
+		if e.Detail != "" {
+			text += ": " + e.Detail
+		}
+		return &coded{exitRefused, errors.New(text + ": see `tagout tags`")}
 	}
 	return fmt.Errorf("the command could not be run: %s", e.Detail)
 }

@@ -3,6 +3,8 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -84,6 +86,9 @@ func recordLine(r audit.Record) string {
 	}
 	if r.Actor != "" {
 		b.WriteString(" (" + r.Actor + ")")
+	}
+	for _, k := range slices.Sorted(maps.Keys(r.Fields)) {
+		b.WriteString(" " + k + "=" + r.Fields[k])
 	}
 	if r.Detail != "" {
 		b.WriteString(" " + r.Detail)

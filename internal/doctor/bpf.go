@@ -27,7 +27,7 @@ func (p Probes) bpfProbes() []probe {
 		out = append(out, probe{
 			Check{
 				Name: f.Name, Needed: !f.Optional, Option: bpfOption(f.Name), Since: f.Since,
-				Cost: "nothing " + f.Use, Fix: "boot a kernel from Linux " + f.Since + " on that has this option",
+				Cost: "Tagout needs it: " + f.Use, Fix: "boot a kernel from Linux " + f.Since + " on that has this option",
 			},
 			func(context.Context) (string, error) { return f.Use, f.Err },
 		})
