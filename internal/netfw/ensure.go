@@ -23,7 +23,7 @@ type tables interface {
 	DeleteChain(table, chain string) error
 	Append(table, chain string, rule ...string) error
 	Insert(table, chain string, pos int, rule ...string) error
-	DeleteById(table, chain string, id int) error
+	Delete(table, chain string, rule ...string) error
 }
 
 // target is one family's client with what it should hold.
@@ -41,6 +41,11 @@ func Ensure(inst instance.Instance) error {
 	if err != nil {
 		return err
 	}
+	unlock, err := lock()
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	for _, t := range ts {
 		if err := t.ensure(); err != nil {
 			return fmt.Errorf("installing the %s firewall rules: %w", t.want.name, err)
@@ -118,7 +123,7 @@ func (t target) hold() error {
 	}
 	for _, j := range t.want.jumps {
 		match, _, _ := strings.Cut(j.rule, " -j ")
-		if j.table != "filter" || !strings.Contains(match, "+") {
+		if j.table != "filter" || strings.Contains(match, "!") {
 			continue
 		}
 		rule := append(strings.Fields(match), "-j", name)

@@ -76,7 +76,7 @@ func desired4(inst instance.Instance) family {
 	return family{
 		name: "ipv4",
 		jumps: append(filterJumps(inst),
-			jump{"filter", "INPUT", "-d " + gw + " -j " + p + endGateway},
+			jump{"filter", "INPUT", "-d " + gw + " ! -i " + inst.LinkPrefix() + "+ -j " + p + endGateway},
 			jump{"nat", "PREROUTING", "-i " + inst.LinkPrefix() + "+ -j " + p + endNAT}),
 		chains: []chain{
 			{"nat", p + endNAT, natRules(inst)},

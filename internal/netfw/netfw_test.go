@@ -122,6 +122,9 @@ func TestRemoveLeavesOthersAlone(t *testing.T) {
 	// What a crash or an older version may have left.
 	s.do(command("iptables -N TGO-tfw-hold"))
 	s.do(command("iptables -I INPUT 1 -i kid3-+ -j TGO-tfw-hold"))
+	s.do(func() error {
+		return exec.Command("iptables", "-A", "FORWARD", "-m", "comment", "--comment", `say "hi" there`, "-j", "TGO-tfw-hold").Run()
+	})
 	s.do(func() error { return Remove(a) })
 	if got := save(s); got != want {
 		t.Errorf("after Remove:\n%s\nwant\n%s", got, want)
@@ -241,4 +244,44 @@ func TestKidReachesOnlyTheGateway(t *testing.T) {
 	check("rules off", false) // the control: without the rules, a kid reaches more
 	w.box.do(func() error { return Ensure(i) })
 	check("rules on", true)
+}
+
+// Several instances come and go at once on one machine; none disturbs another or somebody else's rules.
+func TestInstancesAtOnce(t *testing.T) {
+	testroot.Require(t)
+	s := newSpace(t)
+	const foreign = "-A INPUT -p tcp -m tcp --dport 22 -j ACCEPT"
+	s.do(command("iptables " + foreign))
+	keep := inst(t, "tfwkeep", 0)
+	s.do(func() error { return Ensure(keep) })
+	var spaces []*space
+	for range 3 {
+		spaces = append(spaces, s.join())
+	}
+	done := make(chan error)
+	for n, sp := range spaces {
+		go func() {
+			i, err := instance.New(fmt.Sprintf("tfwc%d", n), n+1)
+			for range 2 {
+				if err == nil {
+					err = sp.run(func() error { return errors.Join(Ensure(i), Remove(i)) })
+				}
+			}
+			done <- err
+		}()
+	}
+	for range spaces {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	s.do(func() error {
+		if ok, err := Check(keep); err != nil || !ok {
+			return fmt.Errorf("Check(%s) = %v, %v", keep.Name(), ok, err)
+		}
+		return Remove(keep)
+	})
+	if got := save(s); got != foreign+"\n" {
+		t.Errorf("left:\n%s\nwant\n%s", got, foreign)
+	}
 }

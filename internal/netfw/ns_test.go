@@ -21,11 +21,31 @@ type space struct {
 
 func newSpace(t *testing.T) *space {
 	t.Helper()
+	s := startSpace(t, func() error { return unix.Unshare(unix.CLONE_NEWNET) })
+	s.do(func() error { return up("lo") })
+	return s
+}
+
+// join returns another thread in the same namespace.
+func (s *space) join() *space {
+	s.t.Helper()
+	return startSpace(s.t, func() error {
+		fd, err := unix.Open(fmt.Sprintf("/proc/self/task/%d/ns/net", s.tid), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		return unix.Setns(fd, unix.CLONE_NEWNET)
+	})
+}
+
+func startSpace(t *testing.T, enter func() error) *space {
+	t.Helper()
 	s := &space{t: t, jobs: make(chan func())}
 	ready := make(chan error)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		err := unix.Unshare(unix.CLONE_NEWNET)
+		err := enter()
 		s.tid = unix.Gettid()
 		ready <- err
 		for job := range s.jobs {
@@ -36,18 +56,22 @@ func newSpace(t *testing.T) *space {
 		t.Fatalf("making a network namespace: %v", err)
 	}
 	t.Cleanup(func() { close(s.jobs) })
-	s.do(func() error { return up("lo") })
 	return s
 }
 
 // do runs fn on the namespace's thread and fails the test where it fails.
 func (s *space) do(fn func() error) {
 	s.t.Helper()
-	done := make(chan error)
-	s.jobs <- func() { done <- fn() }
-	if err := <-done; err != nil {
+	if err := s.run(fn); err != nil {
 		s.t.Fatal(err)
 	}
+}
+
+// run runs fn on the namespace's thread.
+func (s *space) run(fn func() error) error {
+	done := make(chan error)
+	s.jobs <- func() { done <- fn() }
+	return <-done
 }
 
 // link makes a veth pair between two namespaces and gives its ends their addresses.

@@ -15,6 +15,11 @@ func Remove(inst instance.Instance) error {
 	if err != nil {
 		return err
 	}
+	unlock, err := lock()
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	var errs []error
 	for _, t := range ts {
 		for _, table := range t.tableNames() {
@@ -85,21 +90,52 @@ func (t target) dropChains(table string, unwanted func(chain string) bool) error
 	return nil
 }
 
-// dropJumps deletes the rules in a chain that jump to a chain of ours that unwanted names. By number, last
-// first, so that the numbers stay right and the rule's spelling does not matter.
+// dropJumps deletes the rules in a chain that jump to a chain of ours that unwanted names. By their text,
+// never by their number: another tool may insert a rule between the listing and the deletion.
 func (t target) dropJumps(table, chain string, unwanted func(chain string) bool) error {
 	rules, err := t.rules(table, chain)
 	if err != nil {
 		return err
 	}
-	for i := len(rules) - 1; i >= 0; i-- {
-		to := jumpTarget(rules[i])
+	for _, r := range rules {
+		to := jumpTarget(r)
 		if !strings.HasPrefix(to, t.own) || !unwanted(to) {
 			continue
 		}
-		if err := t.fw.DeleteById(table, chain, i+1); err != nil {
+		if err := t.fw.Delete(table, chain, words(r)...); err != nil {
 			return fmt.Errorf("deleting the jump from %s to %s: %w", chain, to, err)
 		}
 	}
 	return nil
+}
+
+// words splits a rule as a shell would: iptables quotes what has spaces in it, such as a comment.
+func words(rule string) []string {
+	var out []string
+	var word strings.Builder
+	quoted, escaped, begun := false, false, false
+	for _, c := range rule {
+		switch {
+		case escaped:
+			word.WriteRune(c)
+			escaped = false
+		case c == '\\' && quoted:
+			escaped = true
+		case c == '"':
+			quoted, begun = !quoted, true
+		case c == ' ' && !quoted:
+			if begun {
+				out = append(out, word.String())
+			}
+			word.Reset()
+			begun = false
+		default:
+			word.WriteRune(c)
+			begun = true
+		}
+	}
+	if begun {
+		out = append(out, word.String())
+	}
+	return out
 }

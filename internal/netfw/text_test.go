@@ -83,3 +83,17 @@ func TestHeaded(t *testing.T) {
 		})
 	}
 }
+
+func TestWords(t *testing.T) {
+	tests := map[string][]string{
+		"-i kid0-+ -j TGO-a-in":                 {"-i", "kid0-+", "-j", "TGO-a-in"},
+		`-m comment --comment "two words" -j X`: {"-m", "comment", "--comment", "two words", "-j", "X"},
+		`--comment "say \"hi\" there" -j X`:     {"--comment", `say "hi" there`, "-j", "X"},
+		`--comment "" -j X`:                     {"--comment", "", "-j", "X"},
+	}
+	for in, want := range tests {
+		if got := words(in); !slices.Equal(got, want) {
+			t.Errorf("words(%s) = %q, want %q", in, got, want)
+		}
+	}
+}

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tagout/internal/control"
+	"tagout/internal/instance"
 )
 
 // TestMain lets the test binary stand in for a daemon.
@@ -35,6 +36,9 @@ func fake(how string) {
 		os.Exit(2)
 	case "sick":
 		select {}
+	case "supervisor", "deaf supervisor":
+		fakeSupervisor(how == "deaf supervisor")
+		return
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
 	defer stop()
@@ -69,5 +73,24 @@ func fake(how string) {
 	if f, err := os.OpenFile(os.Getenv("TAGOUT_FAKE_ORDER"), os.O_APPEND|os.O_WRONLY, 0); err == nil {
 		fmt.Fprintln(f, os.Getenv("TAGOUT_FAKE_NAME"))
 		f.Close()
+	}
+}
+
+// fakeSupervisor holds an instance's lock until SIGTERM, or for ever where it is deaf.
+func fakeSupervisor(deaf bool) {
+	inst, err := instance.New(os.Getenv("TAGOUT_FAKE_NAME"), 9)
+	if err == nil {
+		_, err = lock(inst)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
+	defer stop()
+	fmt.Println("locked")
+	<-ctx.Done()
+	if deaf {
+		select {}
 	}
 }

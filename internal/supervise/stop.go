@@ -19,6 +19,10 @@ import (
 // have passed, then kills. Whoever removes an instance calls it first: a living supervisor would start the
 // daemons again.
 func Stop(ctx context.Context, inst instance.Instance) error {
+	return stopWithin(ctx, inst, 15*time.Second)
+}
+
+func stopWithin(ctx context.Context, inst instance.Instance, ask time.Duration) error {
 	path := lockFile(inst)
 	held, pid, err := holder(path)
 	if err != nil || !held {
@@ -42,7 +46,7 @@ func Stop(ctx context.Context, inst instance.Instance) error {
 	for _, try := range []struct {
 		sig  unix.Signal
 		wait time.Duration
-	}{{unix.SIGTERM, 15 * time.Second}, {unix.SIGKILL, 5 * time.Second}} {
+	}{{unix.SIGTERM, ask}, {unix.SIGKILL, 5 * time.Second}} {
 		if err := unix.PidfdSendSignal(fd, try.sig, nil, 0); errors.Is(err, unix.ESRCH) {
 			return nil
 		} else if err != nil {
