@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -30,13 +31,13 @@ const processes = 500
 
 // Run measures and writes the first issue's numbers: spawn and the three layers of a stop. An error means
 // that something could not be measured; a missed target is no error and stands in the table.
-func Run(ctx context.Context, c Config) ([]Metric, error) {
+func Run(ctx context.Context, c Config) (metrics []Metric, err error) {
 	peer, err := newRunc(ctx, c)
 	if err != nil {
 		return nil, fmt.Errorf("measuring: %w", err)
 	}
-	defer peer.close()
-	metrics, err := c.spawns(ctx, peer)
+	defer func() { err = errors.Join(err, peer.close(ctx)) }()
+	metrics, err = c.spawns(ctx, peer)
 	if err != nil {
 		return nil, fmt.Errorf("measuring spawns: %w", err)
 	}

@@ -28,7 +28,8 @@ type runc struct {
 	spec    specs.Spec
 	rel     string // cgroup
 	layout  cgroup.Layout
-	hostile string // the agent's binary, bound into the container
+	hostile string                      // the agent's binary, bound into the container
+	model   func(context.Context) error // destroys the kid whose root filesystem is used
 }
 
 // newRunc learns the specification from a kid's own bundle.
@@ -55,15 +56,14 @@ func (r *runc) learn(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
+	// The kid lives on until close: its root filesystem is the peer's.
+	r.model = func(ctx context.Context) error { return box.Destroy(ctx, kid.Name, "measured") }
 	raw, err := os.ReadFile(filepath.Join(c.Inst.KidDir(kid.Name), "bundle", "config.json"))
 	if err == nil {
 		err = json.Unmarshal(raw, &r.spec)
 	}
-	if destroyErr := box.Destroy(ctx, kid.Name, "measured"); err == nil {
-		err = destroyErr
-	}
 	if err != nil {
-		return err
+		return errors.Join(err, r.model(context.WithoutCancel(ctx)))
 	}
 	r.strip(c.Inst.KidDir(kid.Name))
 	return nil
@@ -89,7 +89,11 @@ func (r *runc) strip(kidDir string) {
 	r.spec.Process.User = specs.User{}
 }
 
-func (r *runc) close() { r.remove() }
+// close removes the peer and the kid that lent it its root filesystem.
+func (r *runc) close(ctx context.Context) error {
+	r.remove()
+	return r.model(context.WithoutCancel(ctx))
+}
 
 // command returns `runc run` of argv as the container's only process.
 func (r *runc) command(ctx context.Context, id string, argv ...string) (*exec.Cmd, error) {
