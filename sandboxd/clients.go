@@ -65,7 +65,23 @@ type credd struct{ client *control.Client }
 func (c credd) Mint(ctx context.Context, r wire.MintRequest) (wire.MintReply, error) {
 	var reply wire.MintReply
 	err := c.client.Call(ctx, http.MethodPost, "/v1/sessions", r, &reply)
-	return reply, err
+	return reply, refusal(err)
+}
+
+// refusal turns credd's word that it will not mint this into the request's own fault; that credd does not
+// answer is left as it is.
+func refusal(err error) error {
+	var said *control.Error
+	if !errors.As(err, &said) {
+		return err
+	}
+	switch said.Problem.Status {
+	case http.StatusForbidden, http.StatusNotFound:
+		return &kids.Error{Kind: kids.Invalid, Reason: said.Problem.Reason, Err: err}
+	case http.StatusLocked:
+		return &kids.Error{Kind: kids.Tagged, Reason: said.Problem.Reason, Err: err}
+	}
+	return err
 }
 
 func (c credd) Forget(ctx context.Context, kid string) error { return forget(ctx, c.client, kid) }

@@ -82,7 +82,7 @@ func (s *Service) checkMint(req *wire.MintRequest) *refusal {
 		case s.denied(secret.Name):
 			return refuse(http.StatusForbidden, reason.SecretDenied, "minting: secret %q can never be granted to a kid: take it off the card", secret.Name)
 		case !s.vault.has(secret.Name):
-			return refuse(http.StatusNotFound, reason.SecretUnknown, "minting: the vault holds no secret called %q: put it there with `tagout vault put`, or take it off the card", secret.Name)
+			return refuse(http.StatusNotFound, reason.SecretUnknown, "minting: the vault holds no secret called %q: put it there with `tagout vault set`, or take it off the card", secret.Name)
 		}
 		seen[secret.Name] = true
 	}

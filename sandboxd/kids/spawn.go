@@ -265,6 +265,9 @@ func (m *Manager) mintTokens(ctx context.Context, k *kid) error {
 		ask.Secrets = append(ask.Secrets, wire.MintSecret{Name: secret.Name})
 	}
 	reply, err := m.cfg.Credentials.Mint(ctx, ask)
+	if KindOf(err) != Internal { // credd's own refusal, already in words
+		return err
+	}
 	if err != nil {
 		return refuse(Unavailable, reason.CreddDown, "getting the session's tokens from credd: %w", err)
 	}
