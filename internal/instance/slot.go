@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -54,12 +55,18 @@ func Claim(name string) (Instance, error) {
 		if err != nil {
 			return err
 		}
+		if slot := slices.Index(owners[:], name); slot >= 0 {
+			inst, err = New(name, slot)
+			return err
+		}
 		free := -1
 		for slot := Slots - 1; slot >= 0; slot-- {
-			switch owners[slot] {
-			case name:
-				inst, err = New(name, slot)
-				return err
+			if owners[slot] != "" {
+				continue
+			}
+			switch gatewayOwner(slot) {
+			case name: // the slot file was lost and the box is still there: it gets its own slot back
+				return fill(name, slot, &inst)
 			case "":
 				free = slot
 			}
@@ -67,22 +74,47 @@ func Claim(name string) (Instance, error) {
 		if free < 0 {
 			return fmt.Errorf("claiming a slot for instance %s: all %d are taken: remove one with `tagout cleanup --instance NAME`", name, Slots)
 		}
-		inst, err = New(name, free)
-		if err != nil {
-			return err
-		}
-		// Written whole and then linked, so that a half-written slot can never exist.
-		tmp := filepath.Join(slotDir(), fmt.Sprintf(".new-%d", os.Getpid()))
-		if err := os.WriteFile(tmp, []byte(name+"\n"), 0o644); err != nil { // not secret
-			return fmt.Errorf("claiming slot %d: %w", free, err)
-		}
-		// Every daemon's user reads it, whatever the umask of whoever claims.
-		if err := os.Chmod(tmp, 0o644); err != nil { //nolint:gosec // not secret
-			return fmt.Errorf("claiming slot %d: %w", free, err)
-		}
-		return os.Rename(tmp, filepath.Join(slotDir(), strconv.Itoa(free)))
+		return fill(name, free, &inst)
 	})
 	return inst, err
+}
+
+// GatewayAlias is the alias of the instance's gateway link: it tells whose the slot is, also when the slot
+// file was lost, so that no other instance takes a slot that is still in use.
+func GatewayAlias(name string) string { return gatewayAliasPrefix + name }
+
+const gatewayAliasPrefix = "tagout gateway of "
+
+// gatewayOwner names the instance whose gateway link occupies the slot, "" where there is none. A link of that
+// name that is nobody's counts as in use: its owner is "?".
+func gatewayOwner(slot int) string {
+	raw, err := os.ReadFile(fmt.Sprintf("/sys/class/net/tgo%x/ifalias", slot))
+	if errors.Is(err, fs.ErrNotExist) {
+		return ""
+	}
+	if name, ok := strings.CutPrefix(strings.TrimSpace(string(raw)), gatewayAliasPrefix); ok {
+		return name
+	}
+	return "?"
+}
+
+// fill writes the slot file; it is called under the lock.
+func fill(name string, slot int, inst *Instance) error {
+	claimed, err := New(name, slot)
+	if err != nil {
+		return err
+	}
+	// Written whole and then renamed, so that a half-written slot can never exist.
+	tmp := filepath.Join(slotDir(), fmt.Sprintf(".new-%d", os.Getpid()))
+	if err := os.WriteFile(tmp, []byte(name+"\n"), 0o644); err != nil {
+		return fmt.Errorf("claiming slot %d: %w", slot, err)
+	}
+	// Every daemon reads the registry, whatever the umask of who claimed.
+	if err := errors.Join(os.Chmod(tmp, 0o644), os.Rename(tmp, filepath.Join(slotDir(), strconv.Itoa(slot)))); err != nil {
+		return fmt.Errorf("claiming slot %d: %w", slot, err)
+	}
+	*inst = claimed
+	return nil
 }
 
 // Release gives the instance's slot back. It is the last step of a cleanup; releasing twice is not an error.

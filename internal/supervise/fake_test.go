@@ -9,6 +9,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -35,7 +36,7 @@ func fake(how string) {
 		fmt.Fprintln(os.Stderr, "panic: something broke\n\ngoroutine 1 [running]:\nmain.main()")
 		os.Exit(2)
 	case "sick":
-		select {}
+		sleepForever()
 	case "supervisor", "deaf supervisor":
 		fakeSupervisor(how == "deaf supervisor")
 		return
@@ -91,6 +92,14 @@ func fakeSupervisor(deaf bool) {
 	fmt.Println("locked")
 	<-ctx.Done()
 	if deaf {
-		select {}
+		sleepForever()
+	}
+}
+
+// sleepForever blocks without looking like a deadlock to Go's runtime, which ends a program whose goroutines
+// all wait for each other.
+func sleepForever() {
+	for {
+		time.Sleep(time.Hour)
 	}
 }

@@ -259,17 +259,6 @@ func TestFailingSetupRollsBack(t *testing.T) {
 			}
 			t.Cleanup(func() { os.Remove(file) })
 		}, "/var/lib/tagout/tbox4 is not a directory: move it away"},
-		{"someone else's link", func(t *testing.T, _ *Boxes) {
-			i, err := instance.Claim(name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			link := i.GatewayLink()
-			i.Release()
-			exec.Command("ip", "link", "add", link, "type", "veth", "peer", "name", link+"q").Run()
-			exec.Command("ip", "link", "set", link, "alias", "mine").Run()
-			t.Cleanup(func() { exec.Command("ip", "link", "del", link).Run() })
-		}, "is there and is not ours"},
 		{"a missing feature (E24)", func(_ *testing.T, b *Boxes) {
 			off := doctor.Probes{BPF: func() []doctor.Feature { return nil }, Off: []string{"cgroup-kill"}}
 			b.Doctor = off.Run
@@ -330,5 +319,25 @@ func TestSetupRefusesBadNames(t *testing.T) {
 		if _, err := (Boxes{}).Setup(context.Background(), name, rawConfig("")); err == nil {
 			t.Errorf("Setup(%q) succeeded", name)
 		}
+	}
+}
+
+// A slot whose gateway link is somebody else's is in use, whatever the registry says: another one is taken.
+func TestOccupiedSlotIsPassedOver(t *testing.T) {
+	const name = "tboxc"
+	b := boxes(t, name)
+	probe, err := instance.Claim(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	link := probe.GatewayLink()
+	if err := probe.Release(); err != nil {
+		t.Fatal(err)
+	}
+	sh(t, "ip link add %s type veth peer name %sq && ip link set %s alias mine", link, link, link)
+	t.Cleanup(func() { sh(t, "ip link del %s", link) })
+	i := setup(t, b, name)
+	if i.Slot() == probe.Slot() {
+		t.Errorf("slot %d was taken although %s is there and is not ours", i.Slot(), link)
 	}
 }

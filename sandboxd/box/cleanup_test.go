@@ -2,10 +2,12 @@ package box
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -180,18 +182,12 @@ func TestCleanupWithoutSlotFile(t *testing.T) {
 func TestCleanupKeepsTheWallsWhileProcessesLive(t *testing.T) {
 	b := boxes(t, "tboxa")
 	i := setup(t, b, "tboxa")
-	cmd := exec.Command("/bin/sleep", "1003")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer func() { cmd.Process.Kill(); cmd.Wait() }()
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel() // nothing is waited for: it may live
-	if err := cgroup.Join(layout(t).V2(i.KidsCgroupRel()), cmd.Process.Pid); err != nil {
-		t.Fatal(err)
-	}
+	letGo := unkillable(t, layout(t).V2(i.KidsCgroupRel()))
+	defer letGo()
+	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
+	defer cancel()
 	if err := b.Cleanup(ctx, "tboxa", true); err == nil {
-		t.Skip("the process was gone before the first look")
+		t.Fatal("cleanup claims to have removed a process that its tracer holds")
 	}
 	if !strings.Contains(save(t), "TGO-tboxa-in") {
 		t.Error("the firewall was removed while a process of a kid may have lived")
@@ -199,4 +195,35 @@ func TestCleanupKeepsTheWallsWhileProcessesLive(t *testing.T) {
 	if _, err := instance.Open("tboxa"); err != nil {
 		t.Errorf("the slot was given back: %v", err)
 	}
+}
+
+// unkillable starts a process in the cgroup that a tracer outside holds on its way out (ptrace(2),
+// PTRACE_O_TRACEEXIT), so that it outlives every SIGKILL until letGo is called.
+func unkillable(t *testing.T, dir string) (letGo func()) {
+	t.Helper()
+	started, release, done := make(chan error), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // ptrace belongs to a thread; the thread ends with this goroutine
+		cmd := exec.Command("/bin/sleep", "1003")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Ptrace: true}
+		if err := cmd.Start(); err != nil {
+			started <- err
+			return
+		}
+		pid := cmd.Process.Pid
+		var ws syscall.WaitStatus
+		_, err := syscall.Wait4(pid, &ws, 0, nil) // stopped at its exec
+		err = errors.Join(err, syscall.PtraceSetOptions(pid, unix.PTRACE_O_TRACEEXIT), cgroup.Join(dir, pid), syscall.PtraceCont(pid, 0))
+		started <- err
+		<-release
+		syscall.Wait4(pid, &ws, syscall.WNOHANG, nil)
+		syscall.PtraceDetach(pid)
+		cmd.Process.Kill()
+		cmd.Wait()
+	}()
+	if err := <-started; err != nil {
+		t.Fatal(err)
+	}
+	return func() { close(release); <-done }
 }

@@ -15,10 +15,6 @@ import (
 	"tagout/internal/instance"
 )
 
-// gatewayAlias is written on the gateway link, so that an instance's slot can be found again after the slot
-// registry was lost, and another instance's link is never taken for ours.
-func gatewayAlias(name string) string { return "tagout gateway of " + name }
-
 // makeGateway makes the link that carries the gateway address. A veth pair rather than a dummy link: kids
 // need veth anyway, and kernels without dummy links exist. Its other end stays down and unused; the address
 // is the box's own as long as the link itself is up.
@@ -28,7 +24,7 @@ func makeGateway(_ context.Context, j *job) error {
 	if err != nil {
 		return err
 	}
-	if link != nil && link.Attrs().Alias != gatewayAlias(j.inst.Name()) {
+	if link != nil && link.Attrs().Alias != instance.GatewayAlias(j.inst.Name()) {
 		return fmt.Errorf("a link called %s is there and is not ours: remove it with `ip link del %s`", name, name)
 	}
 	if link == nil {
@@ -41,7 +37,7 @@ func makeGateway(_ context.Context, j *job) error {
 		if link, err = netlink.LinkByName(name); err != nil {
 			return fmt.Errorf("finding link %s: %w", name, err)
 		}
-		if err := netlink.LinkSetAlias(link, gatewayAlias(j.inst.Name())); err != nil {
+		if err := netlink.LinkSetAlias(link, instance.GatewayAlias(j.inst.Name())); err != nil {
 			return fmt.Errorf("naming the owner of link %s: %w", name, err)
 		}
 	}
@@ -108,7 +104,7 @@ func links(i instance.Instance) ([]string, error) {
 	var out []string
 	for _, l := range all {
 		a := l.Attrs()
-		ours := a.Name == i.GatewayLink() && (a.Alias == "" || a.Alias == gatewayAlias(i.Name()))
+		ours := a.Name == i.GatewayLink() && (a.Alias == "" || a.Alias == instance.GatewayAlias(i.Name()))
 		if ours || strings.HasPrefix(a.Name, i.LinkPrefix()) {
 			out = append(out, a.Name)
 		}
@@ -124,7 +120,7 @@ func slotByLink(name string) (slot int, ok bool) {
 		if err != nil {
 			return 0, false
 		}
-		if l, err := findLink(i.GatewayLink()); err == nil && l != nil && l.Attrs().Alias == gatewayAlias(name) {
+		if l, err := findLink(i.GatewayLink()); err == nil && l != nil && l.Attrs().Alias == instance.GatewayAlias(name) {
 			return slot, true
 		}
 	}
