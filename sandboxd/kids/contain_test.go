@@ -4,11 +4,15 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
+	"tagout/internal/cgroup"
+	"tagout/internal/instance"
 	"tagout/internal/wire"
 	"tagout/sandboxd/files"
 )
@@ -128,4 +132,31 @@ func (b *box) killAll(kid string) {
 func oomGroup(b *box, kid string) bool {
 	raw, err := os.ReadFile(filepath.Join(b.layout.V2(b.inst.KidsCgroupRel()+"/"+kid), "memory.oom.group"))
 	return err == nil && strings.TrimSpace(string(raw)) == "1"
+}
+
+// TestKillswitchdReachesTheSwitch writes the stop's files as killswitchd's own user, without any capability.
+func TestKillswitchdReachesTheSwitch(t *testing.T) {
+	b := newBox(t, "tsbswitch")
+	k := b.spawn("k1", plan())
+	as := func(uid int, file, value string) error {
+		cmd := exec.Command("/bin/sh", "-c", `echo "$1" >"$2"`, "sh", value, file)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(b.inst.GroupID())}} //nolint:gosec // ids
+		return cmd.Run()
+	}
+	files := [][2]string{{filepath.Join(k.Cgroup, "cgroup.freeze"), "0"}, {filepath.Join(k.Cgroup, "cgroup.kill"), "1"}}
+	if dir := b.Manager.kids["k1"].rec.Session.Freezer; dir != "" {
+		files = append([][2]string{{filepath.Join(dir, "freezer.state"), "THAWED"}}, files...)
+	}
+	for _, f := range files {
+		if err := as(b.inst.UID(instance.Proxy), f[0], f[1]); err == nil {
+			t.Errorf("another daemon's user may write %s", f[0])
+		}
+		if err := as(b.inst.UID(instance.Killswitchd), f[0], f[1]); err != nil {
+			t.Errorf("killswitchd's user writing %s: %v", f[0], err)
+		}
+	}
+	eventually(t, "the kid to be empty", func() bool {
+		populated, err := cgroup.Populated(k.Cgroup)
+		return err == nil && !populated
+	})
 }

@@ -274,8 +274,9 @@ func newBox(t *testing.T, name string) *box {
 	}
 	b := &box{t: t, inst: inst, layout: layout, guards: newGuards(), audit: &records{}}
 	t.Cleanup(b.sweep)
-	// What `tagout setup` does.
+	old := unix.Umask(0o022) // as `tagout setup`, which does this in real life
 	err = errors.Join(layout.Create(inst.KidsCgroupRel()), os.MkdirAll(inst.RunDir(), 0o755), os.Chmod(inst.RunDir(), 0o755))
+	unix.Umask(old)
 	if err != nil {
 		t.Fatal(err)
 	}
