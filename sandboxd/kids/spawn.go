@@ -140,4 +140,3 @@ func (m *Manager) rollback(ctx context.Context, k *kid, cause error) error {
 	}
 	return cause
 }
-
