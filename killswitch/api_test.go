@@ -124,8 +124,9 @@ func TestTimeIsCountedFromTheFirstByte(t *testing.T) {
 	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &last); err != nil || last.Final == nil {
 		t.Fatalf("%v in %q", err, raw)
 	}
-	if f := last.Final.Layers[wire.LayerSession].Fired; f < slow {
-		t.Errorf("fired %v after the first byte, which came at least %v earlier", f, slow)
+	// Half of it leaves the server time to notice the byte; counted from the whole request it would be next to 0.
+	if f := last.Final.Layers[wire.LayerSession].Fired; f < slow/2 {
+		t.Errorf("fired %v after the first byte, which came about %v earlier", f, slow)
 	}
 }
 
