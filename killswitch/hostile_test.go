@@ -140,7 +140,9 @@ func playRole(role string) {
 	switch name {
 	case "sleep":
 		ready()
-		select {}
+		for { // not select{}: without cgo Go's runtime calls that a deadlock and ends the process
+			time.Sleep(time.Hour)
+		}
 	case "tree": // double forks, each child in a session of its own, and the first process then dies
 		n, _ := strconv.Atoi(arg) //nolint:errcheck // our own argument
 		for range n {

@@ -425,7 +425,9 @@ func TestHelperStart(t *testing.T) {
 	}
 	os.Stdout.WriteString(".") //nolint:errcheck // the parent waits for it
 	<-t.Context().Done()
-	select {}
+	for { // not select{}, which the runtime may call a deadlock
+		time.Sleep(time.Hour)
+	}
 }
 
 func TestStartTakesOverFromTheDead(t *testing.T) {

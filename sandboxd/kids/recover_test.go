@@ -44,7 +44,9 @@ func runDoomed() int {
 	m.fault = func(step string, done bool) error {
 		if step == "create" && done {
 			fmt.Println("ready")
-			select {}
+			for { // not select{}, which the runtime may call a deadlock
+				time.Sleep(time.Hour)
+			}
 		}
 		return nil
 	}
