@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"tagout/internal/cgroup"
 	"tagout/internal/instance"
