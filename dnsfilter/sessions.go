@@ -150,13 +150,13 @@ func (f *Filter) compile(doc *session.Session, old *kid) (*kid, error) {
 	if err != nil {
 		return nil, fmt.Errorf("loading session %s: %w", doc.ID, err)
 	}
-	hosts := p.ExactHosts()
-	table, err := vaddr.New(f.cfg.Virtual, hosts)
+	doc.AddNames(p.ExactHosts())
+	table, err := vaddr.New(f.cfg.Virtual, doc.Names)
 	if err != nil {
 		return nil, fmt.Errorf("loading session %s: %w", doc.ID, err)
 	}
-	k := &kid{doc: doc, policy: p, exact: make(map[string]netip.Addr, len(hosts)), limit: newLimiter(f.cfg.Rate, f.cfg.Burst)}
-	for _, name := range hosts {
+	k := &kid{doc: doc, policy: p, exact: make(map[string]netip.Addr, len(doc.Names)), limit: newLimiter(f.cfg.Rate, f.cfg.Burst)}
+	for _, name := range doc.Names {
 		k.exact[name], _ = table.Addr(name)
 	}
 	if old != nil {

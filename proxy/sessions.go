@@ -55,7 +55,8 @@ func compile(s *session.Session, virtual netip.Prefix) (*rules, error) {
 	if err != nil {
 		return nil, fmt.Errorf("compiling the policy of session %s: %w", s.ID, err)
 	}
-	exact, err := vaddr.New(virtual, pol.ExactHosts())
+	s.AddNames(pol.ExactHosts())
+	exact, err := vaddr.New(virtual, s.Names)
 	if err != nil {
 		return nil, fmt.Errorf("giving addresses to the names of session %s: %w", s.ID, err)
 	}

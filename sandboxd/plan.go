@@ -35,7 +35,7 @@ func PlanFromCard(r wire.SpawnRequest) (kids.Plan, error) {
 	}
 	return kids.Plan{
 		Card: c.Name, CardHash: c.Hash, Image: c.Image,
-		Egress: c.Egress, Ports: compiled.Ports(),
+		Egress: c.Egress, Ports: compiled.Ports(), Hosts: compiled.ExactHosts(),
 		Inputs: inputs, Workspace: c.Filesystem.Workspace, Tmp: c.Filesystem.Tmp,
 		Secrets: c.Identity.Scope, Env: c.Env, Stop: c.Stop,
 		Limits: runtime.Limits{PIDs: c.Limits.PIDs, Memory: c.Limits.Memory, CPUs: c.Limits.CPUs, OpenFiles: c.Limits.OpenFiles},

@@ -21,7 +21,7 @@ const (
 
 // Rule is one allow rule of a card's egress section, as the session document carries it.
 type Rule struct {
-	Host       string         `json:"host"`                 // canonical name, or "*." followed by a suffix (one label)
+	Host       string         `json:"host"`                 // canonical name; "*." and a suffix: one label more; "**." and a suffix: any number of labels more
 	Ports      []uint16       `json:"ports"`                // never empty
 	Protocol   Protocol       `json:"protocol"`             // never empty
 	Inspect    bool           `json:"inspect,omitempty"`    // TLS only: decrypt and judge each request
@@ -29,6 +29,11 @@ type Rule struct {
 	Paths      []string       `json:"paths,omitempty"`      // globs on the canonical path; empty means any
 	Credential string         `json:"credential,omitempty"` // the secret whose token may be swapped towards this host
 	Addresses  []netip.Prefix `json:"addresses,omitempty"`  // private addresses that this host may resolve to
+	MaxUp      int64          `json:"max_up,omitempty"`     // bytes from the kid on this rule in the whole session; 0: no limit
+	MaxDown    int64          `json:"max_down,omitempty"`   // bytes to the kid, likewise
+	Rate       int            `json:"rate,omitempty"`       // new connections a second, and requests where they are judged; 0: no limit
+	Expires    int64          `json:"expires,omitempty"`    // CLOCK_BOOTTIME in ns from which on the rule is gone; 0: never
+	Grant      string         `json:"grant,omitempty"`      // id of the grant that added the rule; empty: the card
 	Line       int            `json:"line,omitempty"`       // in the card, for explanations
 }
 
@@ -38,7 +43,7 @@ type Spec struct {
 	Deny  []DenyRule `json:"deny,omitempty"` // always win
 }
 
-// DenyRule refuses a host (exact or "*." suffix, any number of labels) or an address range, on some or all ports.
+// DenyRule refuses a host (exact, or a "*." or "**." pattern) or an address range, on some or all ports.
 type DenyRule struct {
 	Host    string       `json:"host,omitempty"`
 	Address netip.Prefix `json:"address,omitzero"`

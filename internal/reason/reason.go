@@ -57,6 +57,11 @@ const (
 	Internal        Code = 59
 	SecretDenied    Code = 60 // payment_* and what the box's configuration denies
 	SecretUnknown   Code = 61 // the vault holds no such secret
+	ByteLimit       Code = 62 // the rule's max_bytes is used up
+	Expired         Code = 63 // the rule or grant has run out
+	WildcardLimit   Code = 64 // too many names, or too odd ones, under one wildcard
+	SSLv2           Code = 65 // an SSLv2 hello
+	PolicyChanged   Code = 66 // a newer policy no longer allows the connection
 )
 
 // Info describes a code for people.
@@ -117,6 +122,11 @@ var table = map[Code]Info{
 	Idle:            {"idle", "the connection was idle for too long", ""},
 	SecretDenied:    {"secret-denied", "this secret can never be granted to a kid", "take it off the card"},
 	SecretUnknown:   {"secret-unknown", "the vault holds no secret of this name", "put it into the vault, or take it off the card"},
+	ByteLimit:       {"byte-limit", "the rule's byte limit is used up", "raise max_bytes in the card's rule"},
+	Expired:         {"expired", "the rule or grant has run out", "ask for a grant, or change the rule's expiry"},
+	WildcardLimit:   {"wildcard-limit", "too many or too unusual names were asked for under a wildcard", "name the hosts in the card one by one"},
+	SSLv2:           {"sslv2", "this is an SSLv2 hello", "use TLS 1.2 or newer"},
+	PolicyChanged:   {"policy-changed", "a newer policy no longer allows this connection", ""},
 	Internal:        {"internal", "Tagout could not decide and refused", "see the daemon's log"},
 }
 

@@ -6,6 +6,7 @@ package session
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"tagout/internal/policy"
@@ -33,6 +34,7 @@ type Session struct {
 	Freezer    string      `json:"freezer,omitempty"` // its directory in a v1 freezer hierarchy, on hybrid machines
 	Generation uint64      `json:"generation"`        // grows with every policy change
 	Egress     policy.Spec `json:"egress"`
+	Names      []string    `json:"names,omitempty"`   // exact host names in the order of their virtual addresses; only ever appended to
 	Secrets    []Secret    `json:"secrets,omitempty"` // what the card's identity section asks for
 	Stop       Stop        `json:"stop"`
 	Created    time.Time   `json:"created"`
@@ -65,4 +67,14 @@ func (s *Session) Check() error {
 		return fmt.Errorf("session %s: no cgroup", s.ID)
 	}
 	return nil
+}
+
+// AddNames appends the hosts that are not in Names yet, in the order given. Names that a policy no longer
+// allows stay: their addresses must never come to mean something else.
+func (s *Session) AddNames(hosts []string) {
+	for _, h := range hosts {
+		if !slices.Contains(s.Names, h) {
+			s.Names = append(s.Names, h)
+		}
+	}
 }

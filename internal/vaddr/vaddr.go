@@ -1,7 +1,7 @@
 // Package vaddr gives out the virtual addresses that stand for (session, name). One Table serves one session.
-// Exact host rules get their addresses by arithmetic on the sorted names, so that every daemon that knows the
-// policy knows them without asking; names that match wildcards get the next free address from whoever owns
-// the table. An address never changes its name while the table lives. The package does no I/O: keeping what
+// Exact host rules get their addresses by their place in the session's list of names, so that every daemon that
+// has the session's document knows them without asking; names that match wildcards get the next free address
+// of the other half from whoever owns the table. An address never changes its name while the table lives. The package does no I/O: keeping what
 // Assign gave out is the caller's business, and Restore brings it back.
 package vaddr
 
@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"sync"
 )
 
@@ -33,34 +32,33 @@ type Table struct {
 	addrs map[string]netip.Addr
 }
 
-// New returns the table of a session with the given exact hosts in net, an IPv4 prefix. The order and
-// repetition of exact do not matter. It fails where the net is not IPv4 or too small.
-func New(net netip.Prefix, exact []string) (*Table, error) {
+// New returns the table of a session in net, an IPv4 prefix: the names get the first half of it, one address
+// each in the order given, and Assign has the second half. Appending to names never moves an address, so a
+// session whose policy grows keeps the answers that its kid remembers. It fails where the net is not IPv4 or
+// too small, and where a name is empty or there twice.
+func New(net netip.Prefix, names []string) (*Table, error) {
 	if !net.IsValid() || !net.Addr().Is4() {
 		return nil, fmt.Errorf("making virtual addresses in %s: not an IPv4 net", net)
 	}
 	net = net.Masked()
-	hosts := slices.Clone(exact)
-	slices.Sort(hosts)
-	hosts = slices.Compact(hosts)
 	base, size := toUint(net.Addr()), uint64(1)<<(32-net.Bits())
-	if size < reserved+1+uint64(len(hosts)) {
-		return nil, fmt.Errorf("making virtual addresses for %d hosts in %s: the net is too small", len(hosts), net)
+	half := size / 2
+	if half < reserved+uint64(len(names)) {
+		return nil, fmt.Errorf("making virtual addresses for %d names in %s: the net is too small", len(names), net)
 	}
 	t := &Table{
-		end:   uint32(uint64(base) + size - 1), //nolint:gosec // a prefix ends within 32 bits
-		names: make(map[netip.Addr]string, len(hosts)),
-		addrs: make(map[string]netip.Addr, len(hosts)),
+		first: uint32(uint64(base) + half),
+		end:   uint32(uint64(base) + size - 1), // a prefix ends within 32 bits
+		names: make(map[netip.Addr]string, len(names)),
+		addrs: make(map[string]netip.Addr, len(names)),
 	}
-	at := base + reserved
-	for _, name := range hosts {
-		if name == "" {
-			return nil, fmt.Errorf("making virtual addresses in %s: an empty host name", net)
+	t.next = t.first
+	for i, name := range names {
+		if _, twice := t.addrs[name]; name == "" || twice {
+			return nil, fmt.Errorf("making virtual addresses in %s: host name %q is empty or there twice", net, name)
 		}
-		t.set(name, toAddr(at))
-		at++
+		t.set(name, toAddr(base+reserved+uint32(i)))
 	}
-	t.first, t.next = at, at
 	return t, nil
 }
 

@@ -24,6 +24,10 @@
 //	               GET    /v1/kids/{kid}           Kid
 //	               DELETE /v1/kids/{kid}?reason=…  idempotent
 //	               POST   /v1/kids/{kid}/exec      ExecRequest -> stream of ExecFrame, one JSON a line
+//	               PUT    /v1/kids/{kid}/policy    PolicyRequest -> PolicyReply; an unreadable card changes nothing
+//	               POST   /v1/kids/{kid}/grants    GrantRequest -> Grant
+//	               GET    /v1/kids/{kid}/grants    []Grant, those that hold
+//	               DELETE /v1/kids/{kid}/grants/{id}?by=…&reason=…  cuts what lived on it; idempotent
 package wire
 
 import (
@@ -46,6 +50,43 @@ type Problem struct {
 type Ack struct {
 	Kid        string `json:"kid"`
 	Generation uint64 `json:"generation"`
+	Cut        int    `json:"cut,omitempty"` // connections that the new policy no longer allows, and that were cut
+}
+
+// PolicyRequest replaces the egress policy of a living kid with that of another card text.
+type PolicyRequest struct {
+	Card     string `json:"card"`
+	CardFile string `json:"card_file,omitempty"` // only for messages
+	By       string `json:"by"`
+	Reason   string `json:"reason"`
+}
+
+// PolicyReply says that every enforcement point has taken the new policy.
+type PolicyReply struct {
+	Generation uint64 `json:"generation"`
+	Cut        int    `json:"cut"`
+}
+
+// GrantRequest asks for a deliberate, expiring exception for one kid. It never overrides a deny rule.
+type GrantRequest struct {
+	Host     string        `json:"host"` // exact name
+	Port     uint16        `json:"port"`
+	Protocol string        `json:"protocol,omitempty"` // tls, http or tcp; empty: http on port 80, tls otherwise
+	For      time.Duration `json:"for_ns"`
+	By       string        `json:"by"`
+	Reason   string        `json:"reason"`
+}
+
+// Grant is an exception that holds until Expires.
+type Grant struct {
+	ID       string    `json:"id"` // ULID
+	Host     string    `json:"host"`
+	Port     uint16    `json:"port"`
+	Protocol string    `json:"protocol"`
+	By       string    `json:"by"`
+	Reason   string    `json:"reason"`
+	Placed   time.Time `json:"placed"`
+	Expires  time.Time `json:"expires"` // wall clock, for people; the deadline itself follows the boot clock
 }
 
 // NameQuery asks which name a virtual address stands for in a session.

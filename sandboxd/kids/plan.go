@@ -18,6 +18,7 @@ type Plan struct {
 	Image     string
 	Egress    policy.Spec
 	Ports     []uint16 // TCP ports of all allow rules
+	Hosts     []string // exact host names of all allow rules
 	Inputs    []files.Input
 	Workspace int64 // bytes
 	Tmp       int64 // bytes
