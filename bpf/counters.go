@@ -28,6 +28,7 @@ type Counters struct {
 
 	Denied  map[reason.Code]uint64 // refused calls and packets dropped on their way up, at all points
 	Refused uint64                 // calls (connect, sendmsg, socket) among them
+	Quiet   map[reason.Code]uint64 // housekeeping of the link among them: nobody's attempt
 	Unsaid  uint64                 // denials among them that no event tells of
 }
 
@@ -44,15 +45,46 @@ func (m *Maps) Counters(mark uint32) (Counters, error) {
 	}
 	c := Counters{
 		Kid: raw.traffic(0), Link: raw.traffic(1), Upstream: raw.traffic(2),
-		Denied: map[reason.Code]uint64{}, Refused: raw.Refused, Unsaid: raw.Unsaid,
+		Denied: byReason(raw.Denied), Quiet: byReason(raw.Quiet), Refused: raw.Refused, Unsaid: raw.Unsaid,
 	}
 	c.LastPass = max(c.Kid.LastPass, c.Link.LastPass, c.Upstream.LastPass)
-	for code, n := range raw.Denied {
+	return c, nil
+}
+
+func byReason(counts [32]uint64) map[reason.Code]uint64 {
+	out := map[reason.Code]uint64{}
+	for code, n := range counts {
 		if n > 0 {
-			c.Denied[reason.Code(code)] = n //nolint:gosec // below 32
+			out[reason.Code(code)] = n
 		}
 	}
-	return c, nil
+	return out
+}
+
+// Attempts returns, for each mark that has counters, how many attempts were denied since the session was added,
+// by reason; housekeeping of the link is not among them. An attempt is in it before its event is in the ring.
+func (m *Maps) Attempts() (map[uint32]map[reason.Code]uint64, error) {
+	t, err := m.table(tagoutMapCounters)
+	if err != nil {
+		return nil, err
+	}
+	out := map[uint32]map[reason.Code]uint64{}
+	var mark uint32
+	var raw tagoutTally
+	it := t.Iterate()
+	for it.Next(&mark, &raw) {
+		by := byReason(raw.Denied)
+		for code, quiet := range byReason(raw.Quiet) {
+			if by[code] -= min(by[code], quiet); by[code] == 0 {
+				delete(by, code)
+			}
+		}
+		out[mark] = by
+	}
+	if err := it.Err(); err != nil {
+		return nil, fmt.Errorf("reading BPF map %s: %w", tagoutMapCounters, err)
+	}
+	return out, nil
 }
 
 func (t *tagoutTally) traffic(point int) Traffic {
@@ -68,15 +100,21 @@ func (t *tagoutTally) traffic(point int) Traffic {
 }
 
 // Lost returns how many events were not delivered since the installation: the ring was full, or a session was
-// over its budget. The denials themselves are in Counters.
+// over its budget. The denials themselves are in Counters and, as long as there is room, in Floods.
 func (m *Maps) Lost() (uint64, error) {
-	var sum uint64
-	for i := range uint32(2) {
-		var n uint64
-		if _, err := m.get(tagoutMapLost, i, &n); err != nil {
-			return 0, err
-		}
-		sum += n
+	ring, err := m.LostInRing()
+	if err != nil {
+		return 0, err
 	}
-	return sum, nil
+	budget, err := m.lostEvents(1)
+	return ring + budget, err
+}
+
+// LostInRing returns how many events among the lost ones found the ring full: nobody read it fast enough.
+func (m *Maps) LostInRing() (uint64, error) { return m.lostEvents(0) }
+
+func (m *Maps) lostEvents(why uint32) (uint64, error) {
+	var n uint64
+	_, err := m.get(tagoutMapLost, why, &n)
+	return n, err
 }

@@ -86,9 +86,15 @@ func (m *Maps) Events(ctx context.Context, fn func(Event)) error {
 			rd.Close() //nolint:errcheck // nothing was written
 		}
 	}()
+	m.reader.begin(rd)
+	defer m.reader.end()
 	var rec ringbuf.Record
 	for {
 		if err := rd.ReadInto(&rec); err != nil {
+			if errors.Is(err, ringbuf.ErrFlushed) {
+				m.reader.flushed()
+				continue
+			}
 			if ctx.Err() != nil && errors.Is(err, ringbuf.ErrClosed) {
 				return nil
 			}

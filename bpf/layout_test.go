@@ -67,7 +67,7 @@ func TestHooksHaveNames(t *testing.T) {
 func TestLayoutsMatchBTF(t *testing.T) {
 	for name, goType := range map[string]any{
 		"session": tagoutSession{}, "port_key": tagoutPortKey{}, "proc": tagoutProc{}, "flow_key": tagoutFlowKey{},
-		"tally": tagoutTally{}, "event": tagoutEvent{}, "layout_info": tagoutLayoutInfo{},
+		"tally": tagoutTally{}, "event": tagoutEvent{}, "flood_key": tagoutFloodKey{}, "flood": tagoutFlood{}, "layout_info": tagoutLayoutInfo{},
 	} {
 		var c *btf.Struct
 		if err := mustSpec(t).Types.TypeByName(name, &c); err != nil {
@@ -99,18 +99,19 @@ func TestLayoutsMatchBTF(t *testing.T) {
 
 // Pinned layouts outlive builds. Whoever changes one sees this fail and must raise TAGOUT_LAYOUT with it.
 func TestLayoutIsThatOfItsVersion(t *testing.T) {
-	const want = `1 counters Hash 4 504 1024
-1 events RingBuf 0 0 1048576
-1 flows LRUHash 8 32 65536
-1 kid_cgroups Hash 8 4 1024
-1 kid_links Hash 4 4 1024
-1 layout Array 4 4 1
-1 lost Array 4 8 2
-1 ports Hash 8 1 16384
-1 sessions Hash 4 16 1024
-1 sockets LRUHash 8 32 65536
-1 stop_all Array 4 4 1
-1 stopped Hash 4 8 1024
+	const want = `2 counters Hash 4 760 1024
+2 events RingBuf 0 0 1048576
+2 floods LRUHash 28 32 8192
+2 flows LRUHash 8 32 65536
+2 kid_cgroups Hash 8 4 1024
+2 kid_links Hash 4 4 1024
+2 layout Array 4 4 1
+2 lost Array 4 8 2
+2 ports Hash 8 1 16384
+2 sessions Hash 4 16 1024
+2 sockets LRUHash 8 32 65536
+2 stop_all Array 4 4 1
+2 stopped Hash 4 8 1024
 `
 	var got strings.Builder
 	spec := mustSpec(t)

@@ -18,6 +18,7 @@ type Maps struct {
 	pinDir string
 	maps   map[string]*ebpf.Map
 	denied map[string]error // maps that this process may not open
+	reader reader
 }
 
 // Open opens the maps pinned in pinDir, each for reading and writing, or for reading alone where the file's

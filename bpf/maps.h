@@ -11,7 +11,7 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_endian.h>
 
-#define TAGOUT_LAYOUT 1
+#define TAGOUT_LAYOUT 2
 
 #ifndef AF_INET
 #define AF_INET 2
@@ -93,6 +93,27 @@ struct tally {
 	__u64 unsaid;          /* denials without an event: over the budget, the ring was full, or housekeeping */
 	__u64 window;          /* the budget's current window */
 	__u64 emitted;         /* events in it */
+	__u64 quiet[REASONS];  /* denials among denied that are housekeeping: nobody's attempt */
+};
+
+/* Denials without an event, by destination: the readable part of a flood. The oldest are forgotten, and only
+   their number, which is in tally.denied, remains. */
+struct flood_key {
+	__u32 dst[4]; /* network order; IPv4 in the first word */
+	__u32 mark;
+	__u16 dport; /* host order */
+	__u8 hook;
+	__u8 reason;
+	__u8 family;
+	__u8 proto;
+	__u16 pad;
+};
+
+struct flood {
+	__u64 count;
+	__u32 pid; /* of the first */
+	__u32 uid;
+	char comm[16];
 };
 
 enum hook {
@@ -155,6 +176,7 @@ MAP(ports, HASH, struct port_key, __u8, 16384);
 MAP(counters, HASH, __u32, struct tally, 1024); /* by mark; 0 = nobody's */
 MAP(sockets, LRU_HASH, __u64, struct proc, 65536); /* by socket cookie */
 MAP(flows, LRU_HASH, struct flow_key, struct proc, 65536);
+MAP(floods, LRU_HASH, struct flood_key, struct flood, 8192);
 MAP(lost, ARRAY, __u32, __u64, 2); /* events that nobody will read: ring full, over budget */
 
 struct {

@@ -67,13 +67,43 @@ __inline_always int within_budget(struct tally *c, __u64 now)
 	return 1;
 }
 
-/* tell counts one denial and emits its event, unless the packet is mere housekeeping. p may be null. */
+/* count_flood keeps the destination of a denial that has no event. p may be null. */
+__inline_always void count_flood(enum hook hook, enum tagout_reason reason, const struct who *w,
+				 const struct flow *f, const struct proc *p)
+{
+	struct flood_key key = { .mark = w->mark, .dport = f->dport, .hook = hook, .reason = reason,
+				 .family = f->family, .proto = f->proto };
+	struct flood first = { .count = 1, .uid = NO_UID };
+	struct flood *there;
+
+	__builtin_memcpy(key.dst, f->dst, 16);
+	there = bpf_map_lookup_elem(&floods, &key);
+	if (!there) {
+		if (p) {
+			first.pid = p->pid;
+			first.uid = p->uid;
+			__builtin_memcpy(first.comm, p->comm, sizeof(first.comm));
+		}
+		if (!bpf_map_update_elem(&floods, &key, &first, BPF_NOEXIST))
+			return;
+		there = bpf_map_lookup_elem(&floods, &key); /* another CPU was first */
+	}
+	if (there)
+		add(&there->count, 1);
+}
+
+/*
+ * tell counts one denial and emits its event, unless the packet is mere housekeeping. p may be null. A reader
+ * that copies the counters from the front sees quiet never behind denied, and no event before its count.
+ */
 __inline_always void tell(struct tally *c, enum hook hook, enum tagout_reason reason, const struct who *w,
 			  const struct flow *f, const struct proc *p)
 {
 	__u64 now = bpf_ktime_get_boot_ns();
 	struct event *e;
 
+	if (f->quiet && c)
+		add(&c->quiet[reason & (REASONS - 1)], 1);
 	if (c)
 		add(&c->denied[reason & (REASONS - 1)], 1);
 	if (f->quiet) {
@@ -83,11 +113,13 @@ __inline_always void tell(struct tally *c, enum hook hook, enum tagout_reason re
 	}
 	if (!within_budget(c, now)) {
 		lose(c, LOST_BUDGET);
+		count_flood(hook, reason, w, f, p);
 		return;
 	}
 	e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
 	if (!e) {
 		lose(c, LOST_RING);
+		count_flood(hook, reason, w, f, p);
 		return;
 	}
 	__builtin_memset(e, 0, sizeof(*e));

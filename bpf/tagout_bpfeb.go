@@ -32,6 +32,26 @@ type tagoutEvent struct {
 	Comm     [16]int8
 }
 
+type tagoutFlood struct {
+	_     structs.HostLayout
+	Count uint64
+	Pid   uint32
+	Uid   uint32
+	Comm  [16]int8
+}
+
+type tagoutFloodKey struct {
+	_      structs.HostLayout
+	Dst    [4]uint32
+	Mark   uint32
+	Dport  uint16
+	Hook   uint8
+	Reason uint8
+	Family uint8
+	Proto  uint8
+	Pad    uint16
+}
+
 type tagoutFlowKey struct {
 	_     structs.HostLayout
 	Addr  uint32
@@ -130,6 +150,7 @@ type tagoutTally struct {
 	Unsaid  uint64
 	Window  uint64
 	Emitted uint64
+	Quiet   [32]uint64
 }
 
 // Names of all BPF objects in the ELF.
@@ -138,6 +159,7 @@ type tagoutTally struct {
 const (
 	tagoutMapCounters        = "counters"
 	tagoutMapEvents          = "events"
+	tagoutMapFloods          = "floods"
 	tagoutMapFlows           = "flows"
 	tagoutMapKidCgroups      = "kid_cgroups"
 	tagoutMapKidLinks        = "kid_links"
@@ -235,6 +257,7 @@ type tagoutProgramSpecs struct {
 type tagoutMapSpecs struct {
 	Counters   *ebpf.MapSpec `ebpf:"counters"`
 	Events     *ebpf.MapSpec `ebpf:"events"`
+	Floods     *ebpf.MapSpec `ebpf:"floods"`
 	Flows      *ebpf.MapSpec `ebpf:"flows"`
 	KidCgroups *ebpf.MapSpec `ebpf:"kid_cgroups"`
 	KidLinks   *ebpf.MapSpec `ebpf:"kid_links"`
@@ -288,6 +311,7 @@ func (o *tagoutObjects) Close() error {
 type tagoutMaps struct {
 	Counters   *ebpf.Map `ebpf:"counters"`
 	Events     *ebpf.Map `ebpf:"events"`
+	Floods     *ebpf.Map `ebpf:"floods"`
 	Flows      *ebpf.Map `ebpf:"flows"`
 	KidCgroups *ebpf.Map `ebpf:"kid_cgroups"`
 	KidLinks   *ebpf.Map `ebpf:"kid_links"`
@@ -304,6 +328,7 @@ func (m *tagoutMaps) Close() error {
 	return _TagoutClose(
 		m.Counters,
 		m.Events,
+		m.Floods,
 		m.Flows,
 		m.KidCgroups,
 		m.KidLinks,
