@@ -128,11 +128,12 @@ func (p *Proxy) judge(x *exchange, r *http.Request) *refusal {
 	if path == "" {
 		path = "/"
 	}
-	d = x.c.sess.request(x.rule, x.target.name, x.head.method, path)
+	d = x.c.sess.request(x.target, x.head.method, path)
 	if d.Verdict != policy.Allow {
 		why := refuseBy(d)
 		return &why
 	}
+	x.rule = d.Rule // of several rules for the host and port, the one that takes this request
 	x.c.recordOpened("")
 	x.rewrite(r)
 	return x.swapTokens(r)
@@ -181,12 +182,12 @@ func (x *exchange) checkProtocol() *refusal {
 }
 
 // request asks the policy in force.
-func (e *entry) request(rule *policy.Rule, host, method, path string) policy.Decision {
+func (e *entry) request(t target, method, path string) policy.Decision {
 	r := e.current()
 	if r == nil {
 		return policy.Decision{Reason: reason.PolicyNotLoaded}
 	}
-	return r.policy.Request(rule, host, method, path)
+	return r.policy.Request(t.name, t.port, method, path)
 }
 
 // rewrite makes r the request that goes upstream: to the judged target, under the judged name, without what

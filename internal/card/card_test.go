@@ -173,7 +173,7 @@ var cases = []struct {
 	{"*.github.io", allowing(`{host: "*.github.io", ports: [443], protocol: tls}`), "everybody's names", false},
 	{"*.test", allowing(`{host: "*.test", ports: [443], protocol: tls}`), "everybody's names under test", false},
 	{"wildcard", allowing(`{host: "*.vendor.test", ports: [443], protocol: tls}`), "", false},
-	{"star inside", allowing(`{host: "a.*.vendor.test", ports: [443], protocol: tls}`), "a star may only", false},
+	{"star inside", allowing(`{host: "a.*.vendor.test", ports: [443], protocol: tls}`), "stars may only", false},
 	{"single label", allowing(`{host: kubernetes, ports: [443], protocol: tls}`), "", false},
 	{"U-label", allowing(`{host: bücher.test, ports: [443], protocol: tls}`), "", false},
 	{"E20 port 0", allowing(`{host: a.test, ports: [0], protocol: tls}`), "0 is not a port", true},

@@ -85,20 +85,18 @@ func readAllowHost(v yamlx.Value) string {
 	if !ok {
 		return ""
 	}
-	name, wild, ok := readPattern(v, raw)
+	name, span, ok := readPattern(v, raw)
 	switch {
 	case !ok:
 		return ""
-	case wild && isPublicSuffix(name):
-		v.Refuse(`write a name that one owner holds, such as "*.example.com"`, "%s would allow everybody's names under %s", yamlx.Quote(raw), name)
+	case span != policy.ExactHost && isPublicSuffix(name):
+		v.Refuse(`write a name that one owner holds, such as "`+span.String()+`example.com"`, "%s would allow everybody's names under %s", yamlx.Quote(raw), name)
 		return ""
 	case slices.Contains(metadataNames, name):
 		v.Refuse("remove the rule", "%s hands out the machine's credentials and can never be allowed", name)
 		return ""
-	case wild:
-		return "*." + name
 	}
-	return name
+	return span.String() + name
 }
 
 // metadataNames are refused when the card is read; whatever else leads to a metadata address is refused when
@@ -107,19 +105,19 @@ var metadataNames = []string{
 	"metadata.google.internal", "metadata.goog", "instance-data.ec2.internal", "metadata.tencentyun.com", "metadata.platformequinix.com",
 }
 
-// readPattern reads a host that may begin with "*.".
-func readPattern(v yamlx.Value, raw string) (name string, wild, ok bool) {
+// readPattern reads a host that may begin with "*." or "**.".
+func readPattern(v yamlx.Value, raw string) (name string, span policy.Span, ok bool) {
 	switch {
 	case strings.TrimSpace(raw) == "":
 		v.Refuse("write a host name, such as `api.example.com`", "the host is empty")
-		return "", false, false
-	case raw == "*" || raw == "*.":
+		return "", 0, false
+	case strings.Trim(raw, "*.") == "" && strings.Contains(raw, "*"):
 		v.Refuse("name the hosts, one rule each", "%s would match every host", yamlx.Quote(raw))
-		return "", false, false
+		return "", 0, false
 	}
-	name, wild, err := policy.Pattern(raw)
+	name, span, err := policy.Pattern(raw)
 	if err == nil {
-		return name, wild, true
+		return name, span, true
 	}
 	if prefix, isAddr := readPrefix(raw); isAddr {
 		what, fix := "an address, not a name", "write the host's name instead"
@@ -130,7 +128,7 @@ func readPattern(v yamlx.Value, raw string) (name string, wild, ok bool) {
 			what, fix = "an address that can never be allowed: "+err.Error(), "remove the rule"
 		}
 		v.Refuse(fix, "%s is %s", yamlx.Quote(raw), what)
-		return "", false, false
+		return "", 0, false
 	}
 	var ne *policy.NameError
 	problem := err.Error()
@@ -139,7 +137,7 @@ func readPattern(v yamlx.Value, raw string) (name string, wild, ok bool) {
 	}
 	v.Refuse("write a host name, such as `api.example.com` or `\"*.example.com\"`, without scheme, port and path",
 		"%s cannot be a host: %s", yamlx.Quote(raw), problem)
-	return "", false, false
+	return "", 0, false
 }
 
 // isPublicSuffix says whether anybody can register names under name. Single labels always count: a top-level
@@ -281,11 +279,8 @@ func (r *egressReader) deny(m yamlx.Map) policy.DenyRule {
 		m.Refuse("write `host:` or `address:`", "the deny rule says neither which host nor which address")
 	}
 	if raw, ok := host.Text(); ok {
-		if name, wild, ok := readPattern(host, raw); ok {
-			rule.Host = name
-			if wild {
-				rule.Host = "*." + name
-			}
+		if name, span, ok := readPattern(host, raw); ok {
+			rule.Host = span.String() + name
 		}
 	}
 	if raw, ok := address.Text(); ok {

@@ -3,11 +3,7 @@
 // filter both import it, so that there is one matcher and one way to spell a name.
 package policy
 
-import (
-	"net/netip"
-
-	"tagout/internal/reason"
-)
+import "net/netip"
 
 // Protocol is what a rule lets a connection speak.
 type Protocol string
@@ -39,39 +35,16 @@ type Rule struct {
 
 // Spec is the egress policy of one session. The zero value allows nothing.
 type Spec struct {
-	Allow []Rule     `json:"allow,omitempty"`
-	Deny  []DenyRule `json:"deny,omitempty"` // always win
+	Allow  []Rule     `json:"allow,omitempty"` // of those for one host and port, the first that takes a request decides
+	Deny   []DenyRule `json:"deny,omitempty"`  // always win
+	Lapsed []Rule     `json:"-"`               // what At took out of Allow: opens nothing, explains refusals
 }
 
-// DenyRule refuses a host (exact, or a "*." or "**." pattern) or an address range, on some or all ports.
+// DenyRule refuses a host (exact, or a "*." or "**." pattern that means what it means in a Rule) or an address
+// range, on some or all ports.
 type DenyRule struct {
 	Host    string       `json:"host,omitempty"`
 	Address netip.Prefix `json:"address,omitzero"`
 	Ports   []uint16     `json:"ports,omitempty"` // empty means all
 	Line    int          `json:"line,omitempty"`
-}
-
-// Verdict is allow or deny. The zero value is deny.
-type Verdict uint8
-
-// Verdicts.
-const (
-	Deny Verdict = iota
-	Allow
-)
-
-func (v Verdict) String() string {
-	if v == Allow {
-		return "allow"
-	}
-	return "deny"
-}
-
-// Decision is the one form in which every question is answered. Reason is reason.OK if and only if Verdict
-// is Allow. Rule is the rule that decided, nil where none did.
-type Decision struct {
-	Verdict Verdict
-	Rule    *Rule
-	Reason  reason.Code
-	Detail  string // for the record: names, both of them where they disagree; never a secret
 }

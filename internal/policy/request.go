@@ -10,45 +10,59 @@ import (
 	"tagout/internal/reason"
 )
 
-// Request decides about one HTTP request on a connection that rule allowed. host is the request's own word
-// (Host, :authority or the host of an absolute URI), with or without a port; rawPath is the request target in
-// origin form as it came ("*" for OPTIONS *), with or without a query. The caller compares host with the name
-// of the connection; Request only makes sure that the rule names it. A rule without paths lets any
-// well-formed path pass, one with paths only what Path can read in one way.
-func (p *Policy) Request(rule *Rule, host, method, rawPath string) Decision {
-	if p == nil || rule == nil {
+// Request decides about one HTTP request to port of a host. host is the request's own word (Host, :authority
+// or the host of an absolute URI), with or without a port; rawPath is the request target in origin form as it
+// came ("*" for OPTIONS *), with or without a query. The caller compares host with the name of the connection.
+// Of the rules for the host and port the first one that takes the request decides; a refusal carries the one
+// that came closest. A rule without paths lets any well-formed path pass, one with paths only what Path can
+// read in one way.
+func (p *Policy) Request(host string, port uint16, method, rawPath string) Decision {
+	if p == nil {
 		return deny(reason.PolicyNotLoaded, "")
 	}
-	switch {
-	case rule.Protocol == TLS && !rule.Inspect:
-		return denyBy(rule, reason.NotTLS, "the rule does not inspect; use CONNECT or TLS")
-	case rule.Protocol == TCP:
-		return denyBy(rule, reason.NotHTTP, "the rule says plain TCP; use CONNECT")
-	}
-	name, port, err := Authority(host)
+	name, said, err := Authority(host)
 	if err != nil {
-		d := denyName(err)
-		d.Rule = rule
+		return denyName(err)
+	}
+	if said != 0 && said != port {
+		return deny(reason.HostMismatch, fmt.Sprintf("the request says %s, the connection port %d", cut(host, 80), port))
+	}
+	rules, d := p.connect(name, port)
+	if d.Verdict != Allow {
 		return d
 	}
-	if !covers(rule.Host, name) || port != 0 && !slices.Contains(rule.Ports, port) {
-		return denyBy(rule, reason.HostMismatch, fmt.Sprintf("the request says %s, the rule %s", cut(host, 80), rule.Host))
+	var nearest Decision
+	for _, rule := range rules {
+		d := rule.request(method, rawPath)
+		if d.Verdict == Allow {
+			return d
+		}
+		if nearest.Rule == nil || nearest.Reason == reason.MethodDenied && d.Reason != reason.MethodDenied {
+			nearest = d
+		}
 	}
-	if line, closed := p.closed(name, port); closed {
-		return denyRule(name, line)
+	return nearest
+}
+
+// request holds one request against one rule.
+func (r *Rule) request(method, rawPath string) Decision {
+	switch {
+	case r.Protocol == TLS && !r.Inspect:
+		return denyBy(r, reason.NotTLS, "the rule does not inspect; use CONNECT or TLS")
+	case r.Protocol == TCP:
+		return denyBy(r, reason.NotHTTP, "the rule says plain TCP; use CONNECT")
+	case forbiddenMethod(method) || !isToken(method) || len(r.Methods) > 0 && !slices.Contains(r.Methods, method):
+		return denyBy(r, reason.MethodDenied, cut(method, 40))
 	}
-	if forbiddenMethod(method) || !isToken(method) || len(rule.Methods) > 0 && !slices.Contains(rule.Methods, method) {
-		return denyBy(rule, reason.MethodDenied, cut(method, 40))
-	}
-	if err := checkPath(rule, method, rawPath); err != nil {
+	if err := checkPath(r, method, rawPath); err != nil {
 		code := reason.PathDenied
 		var pe *pathError
 		if errors.As(err, &pe) {
 			code = pe.code
 		}
-		return denyBy(rule, code, err.Error())
+		return denyBy(r, code, err.Error())
 	}
-	return Decision{Verdict: Allow, Rule: rule, Reason: reason.OK}
+	return Decision{Verdict: Allow, Rule: r, Reason: reason.OK}
 }
 
 func checkPath(rule *Rule, method, rawPath string) error {
@@ -99,20 +113,6 @@ func isToken(s string) bool {
 	return true
 }
 
-// covers says whether a rule's host, exact or with "*." in front, stands for a canonical name.
-func covers(pattern, name string) bool {
-	suffix, wild := strings.CutPrefix(pattern, "*.")
-	if !wild {
-		return pattern == name
-	}
-	_, rest, found := strings.Cut(name, ".")
-	return found && rest == suffix
-}
-
-func denyBy(rule *Rule, code reason.Code, detail string) Decision {
-	return Decision{Verdict: Deny, Rule: rule, Reason: code, Detail: detail}
-}
-
 // Upstream decides whether a connection that rule allowed may go to addr, which the rule's host resolved to.
 // A deny rule's range wins over everything; then addresses that are not public need a grant in
 // rule.Addresses; metadata, link-local, multicast, unspecified, reserved and Tagout's own addresses take none
@@ -126,12 +126,12 @@ func (p *Policy) Upstream(rule *Rule, addr netip.Addr, port uint16) Decision {
 		return denyBy(rule, reason.PrivateAnswer, "no address")
 	}
 	if !slices.Contains(rule.Ports, port) {
-		return denyBy(rule, reason.PortNotAllowed, fmt.Sprintf("%s port %d", rule.Host, port))
+		return denyBy(rule, reason.PortNotAllowed, hostPort(rule.Host, port))
 	}
 	plain, inner := addr.Unmap().WithZone(""), effective(addr)
 	for _, r := range p.ranges {
-		if r.ports.has(port) && (r.prefix.Contains(plain) || r.prefix.Contains(inner)) {
-			return denyRule(plain.String(), r.ports.line)
+		if line, closed := r.ports.has(port); closed && (r.prefix.Contains(plain) || r.prefix.Contains(inner)) {
+			return denyRule(plain.String(), line)
 		}
 	}
 	class, what := classify(addr)
