@@ -184,9 +184,16 @@ func kidLinks(m *ebpf.Map) []int {
 }
 
 func attachLink(ifindex int, up, down *ebpf.Program) error {
+	tcx, err := haveTCX()
+	if err != nil {
+		return err
+	}
+	if !tcx {
+		return attachClsact(ifindex, up, down)
+	}
 	for i, prog := range []*ebpf.Program{up, down} {
 		if err := linkHooks[i].exchange(ifindex, prog, 0); err != nil {
-			return fmt.Errorf("attaching %s to link %d (tcx needs Linux 6.6): %w", linkHooks[i].program, ifindex, err)
+			return fmt.Errorf("attaching %s to link %d: %w", linkHooks[i].program, ifindex, err)
 		}
 	}
 	return nil

@@ -94,7 +94,7 @@ func wire(a netip.Addr) uint32 {
 	return binary.NativeEndian.Uint32(b[:])
 }
 
-// haveCurrent says whether cgroup programs may ask who is calling (Linux 6.10). Without it events name no
+// haveCurrent says whether cgroup programs may ask who is calling (Linux 6.1). Without it events name no
 // process; verdicts are the same.
 func haveCurrent() error {
 	for _, pt := range []ebpf.ProgramType{ebpf.CGroupSockAddr, ebpf.CGroupSock} {

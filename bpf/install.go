@@ -70,6 +70,13 @@ func load(consts constants, old map[string]*ebpf.Map) (*ebpf.Collection, error) 
 	if err := consts.set(spec); err != nil {
 		return nil, err
 	}
+	tcx, err := haveTCX()
+	if err != nil {
+		return nil, err
+	}
+	if !tcx {
+		plainLinkPrograms(spec)
+	}
 	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: old})
 	if err != nil {
 		return nil, fmt.Errorf("loading (run `tagout doctor` to see what the kernel lacks): %w", err)

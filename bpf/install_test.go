@@ -53,40 +53,42 @@ func oneEach(t *testing.T, what string, got map[string][]ebpf.ProgramID, hooks [
 
 // A second installation exchanges every program, also on links, and keeps what the maps hold.
 func TestInstallTwice(t *testing.T) {
-	s, m := installed(t, "tbpfd")
-	w := newWorld(t)
-	must(t, m.AttachLink(w.link))
-	must(t, m.AttachLink(w.link)) // idempotent
-	must(t, m.PutKid(0, w.link, tMark))
-	echoTCP(t, at(tName, tPort))
-	kid := w.start(t, s.kid)
-	fd, errno := kid.dial(v4, stream, at(tName, tPort))
-	if errno != 0 {
-		t.Fatal(errno)
-	}
-	before := cgroupIDs(t, s.cfg.KidsCgroup, kidHooks)
-	linkBefore := attachedIDs(t, w.link, linkHooks)
-	must(t, Install(s.cfg))
-	after := cgroupIDs(t, s.cfg.KidsCgroup, kidHooks)
-	linkAfter := attachedIDs(t, w.link, linkHooks)
-	oneEach(t, "kids", after, kidHooks)
-	oneEach(t, "daemon", cgroupIDs(t, s.daemon, daemonHooks), daemonHooks)
-	oneEach(t, "link", linkAfter, linkHooks)
-	for _, h := range kidHooks {
-		if before[h.program][0] == after[h.program][0] {
-			t.Errorf("%s was not exchanged", h.program)
+	bothWays(t, func(t *testing.T) {
+		s, m := installed(t, "tbpfd")
+		w := newWorld(t)
+		must(t, m.AttachLink(w.link))
+		must(t, m.AttachLink(w.link)) // idempotent
+		must(t, m.PutKid(0, w.link, tMark))
+		echoTCP(t, at(tName, tPort))
+		kid := w.start(t, s.kid)
+		fd, errno := kid.dial(v4, stream, at(tName, tPort))
+		if errno != 0 {
+			t.Fatal(errno)
 		}
-	}
-	if linkBefore[linkHooks[0].program][0] == linkAfter[linkHooks[0].program][0] {
-		t.Error("the link's program was not exchanged")
-	}
-	if !kid.exchange(fd) {
-		t.Error("the connection broke")
-	}
-	must(t, m.StopSession(tMark)) // through maps that were opened before
-	if !kid.cut(fd) {
-		t.Error("a stop through the older maps does not reach the newer programs")
-	}
+		before := cgroupIDs(t, s.cfg.KidsCgroup, kidHooks)
+		linkBefore := linkIDs(t, w.link)
+		must(t, Install(s.cfg))
+		after := cgroupIDs(t, s.cfg.KidsCgroup, kidHooks)
+		linkAfter := linkIDs(t, w.link)
+		oneEach(t, "kids", after, kidHooks)
+		oneEach(t, "daemon", cgroupIDs(t, s.daemon, daemonHooks), daemonHooks)
+		oneEach(t, "link", linkAfter, linkHooks)
+		for _, h := range kidHooks {
+			if before[h.program][0] == after[h.program][0] {
+				t.Errorf("%s was not exchanged", h.program)
+			}
+		}
+		if linkBefore[linkHooks[0].program][0] == linkAfter[linkHooks[0].program][0] {
+			t.Error("the link's program was not exchanged")
+		}
+		if !kid.exchange(fd) {
+			t.Error("the connection broke")
+		}
+		must(t, m.StopSession(tMark)) // through maps that were opened before
+		if !kid.cut(fd) {
+			t.Error("a stop through the older maps does not reach the newer programs")
+		}
+	})
 }
 
 // While programs are exchanged over and over, no denied call may slip through.
@@ -143,38 +145,42 @@ func TestInstallAfterThePinsAreGone(t *testing.T) {
 }
 
 func TestUninstallLeavesNothing(t *testing.T) {
-	s, m := installed(t, "tbpfg")
-	w := newWorld(t)
-	must(t, m.AttachLink(w.link))
-	must(t, m.PutKid(0, w.link, tMark))
-	for range 2 {
-		must(t, Uninstall(s.cfg.PinDir, s.cfg.KidsCgroup, s.cfg.DaemonCgroups))
-		if _, err := os.Stat(s.cfg.PinDir); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("pin directory: %v", err)
-		}
-		all := append(append([]hook{}, kidHooks...), daemonHooks...)
-		for what, got := range map[string]map[string][]ebpf.ProgramID{
-			"kids": cgroupIDs(t, s.cfg.KidsCgroup, all), "daemon": cgroupIDs(t, s.daemon, all), "link": attachedIDs(t, w.link, linkHooks),
-		} {
-			if len(got) != 0 {
-				t.Errorf("%s: still attached: %v", what, got)
+	bothWays(t, func(t *testing.T) {
+		s, m := installed(t, "tbpfg")
+		w := newWorld(t)
+		must(t, m.AttachLink(w.link))
+		must(t, m.PutKid(0, w.link, tMark))
+		for range 2 {
+			must(t, Uninstall(s.cfg.PinDir, s.cfg.KidsCgroup, s.cfg.DaemonCgroups))
+			if _, err := os.Stat(s.cfg.PinDir); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("pin directory: %v", err)
+			}
+			all := append(append([]hook{}, kidHooks...), daemonHooks...)
+			for what, got := range map[string]map[string][]ebpf.ProgramID{
+				"kids": cgroupIDs(t, s.cfg.KidsCgroup, all), "daemon": cgroupIDs(t, s.daemon, all), "link": linkIDs(t, w.link),
+			} {
+				if len(got) != 0 {
+					t.Errorf("%s: still attached: %v", what, got)
+				}
 			}
 		}
-	}
-	must(t, Uninstall("/sys/fs/bpf/tagout/tbpfnone", "/sys/fs/cgroup/none", nil))
+		must(t, Uninstall("/sys/fs/bpf/tagout/tbpfnone", "/sys/fs/cgroup/none", nil))
+	})
 }
 
 // Uninstall finds links also when the pins are gone.
 func TestUninstallWithoutPins(t *testing.T) {
-	s, m := installed(t, "tbpfh")
-	w := newWorld(t)
-	must(t, m.AttachLink(w.link))
-	must(t, m.PutKid(0, w.link, tMark))
-	must(t, os.RemoveAll(s.cfg.PinDir))
-	must(t, Uninstall(s.cfg.PinDir, s.cfg.KidsCgroup, s.cfg.DaemonCgroups))
-	if got := attachedIDs(t, w.link, linkHooks); len(got) != 0 {
-		t.Errorf("still on the link: %v", got)
-	}
+	bothWays(t, func(t *testing.T) {
+		s, m := installed(t, "tbpfh")
+		w := newWorld(t)
+		must(t, m.AttachLink(w.link))
+		must(t, m.PutKid(0, w.link, tMark))
+		must(t, os.RemoveAll(s.cfg.PinDir))
+		must(t, Uninstall(s.cfg.PinDir, s.cfg.KidsCgroup, s.cfg.DaemonCgroups))
+		if got := linkIDs(t, w.link); len(got) != 0 {
+			t.Errorf("still on the link: %v", got)
+		}
+	})
 }
 
 func TestOtherLayoutsAreRefused(t *testing.T) {

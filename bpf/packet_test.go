@@ -256,31 +256,38 @@ func TestVerdictsThatDependOnThePlace(t *testing.T) {
 	}
 }
 
+// downCases are packets towards the kid, with what both the cgroup hook and the link must say.
+var downCases = []struct {
+	name string
+	p    packet
+	want bool
+}{
+	{"dns answer", packet{src: tGateway, sport: 53, proto: udp}, true},
+	{"proxy answer", packet{src: tGateway, sport: 3128, proto: tcp, flags: syn | ack}, true},
+	{"answer of a name", packet{src: tName, sport: tPort, proto: tcp, flags: ack}, true},
+	{"connection opened from outside", packet{src: tGateway, sport: 3128, proto: tcp, flags: syn}, false},
+	{"other port of the gateway", packet{src: tGateway, sport: 22, proto: tcp, flags: ack}, false},
+	{"other port of a name", packet{src: tName, sport: 80, proto: tcp, flags: ack}, false},
+	{"the host's end", packet{src: tHost, sport: 53, proto: udp}, false},
+	{"the world", packet{src: tWorld, sport: 443, proto: tcp, flags: ack}, false},
+	{"icmp", packet{src: tGateway, proto: icmp}, false},
+	{"ipv6", packet{src: addr("fe80::2"), dst: addr("fe80::1"), sport: 53, proto: udp}, false},
+	{"fragment", packet{src: tGateway, sport: 53, proto: udp, frag: 0x2000}, false},
+}
+
+func (p packet) toKid() packet {
+	p.dport = 40000
+	if !p.dst.IsValid() {
+		p.dst = tKid
+	}
+	return p
+}
+
 func TestVerdictsDown(t *testing.T) {
 	b := newBench(t, nil)
-	for _, c := range []struct {
-		name string
-		p    packet
-		want bool
-	}{
-		{"dns answer", packet{src: tGateway, sport: 53, proto: udp}, true},
-		{"proxy answer", packet{src: tGateway, sport: 3128, proto: tcp, flags: syn | ack}, true},
-		{"answer of a name", packet{src: tName, sport: tPort, proto: tcp, flags: ack}, true},
-		{"connection opened from outside", packet{src: tGateway, sport: 3128, proto: tcp, flags: syn}, false},
-		{"other port of the gateway", packet{src: tGateway, sport: 22, proto: tcp, flags: ack}, false},
-		{"other port of a name", packet{src: tName, sport: 80, proto: tcp, flags: ack}, false},
-		{"the host's end", packet{src: tHost, sport: 53, proto: udp}, false},
-		{"the world", packet{src: tWorld, sport: 443, proto: tcp, flags: ack}, false},
-		{"icmp", packet{src: tGateway, proto: icmp}, false},
-		{"ipv6", packet{src: addr("fe80::2"), dst: addr("fe80::1"), sport: 53, proto: udp}, false},
-		{"fragment", packet{src: tGateway, sport: 53, proto: udp, frag: 0x2000}, false},
-	} {
-		c.p.dport = 40000
-		if !c.p.dst.IsValid() {
-			c.p.dst = tKid
-		}
+	for _, c := range downCases {
 		for _, prog := range []string{tagoutProgTagoutKidDown, tagoutProgTagoutLinkDn} {
-			if got := b.run(t, prog, c.p.bytes()); got != c.want {
+			if got := b.run(t, prog, c.p.toKid().bytes()); got != c.want {
 				t.Errorf("%s: %s passes %v, want %v", c.name, prog, got, c.want)
 			}
 		}

@@ -2,13 +2,11 @@ package bpf
 
 import (
 	"errors"
-	"fmt"
 	"net/netip"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/features"
-	"github.com/cilium/ebpf/link"
 )
 
 // Feature is one thing that the kernel must have, or had better have.
@@ -30,7 +28,7 @@ func Probe() []Feature {
 		{"bpf-cgroup-sock-addr", "4.17", "refuses connect and sendto at once", false, progType(ebpf.CGroupSockAddr)},
 		{"bpf-cgroup-sock", "4.10", "refuses raw sockets", false, progType(ebpf.CGroupSock)},
 		{"bpf-sched-cls", "4.1", "checks packets on a kid's link", false, progType(ebpf.SchedCLS)},
-		{"bpf-tcx", "6.6", "checks packets on a kid's link", false, haveTCX()},
+		linkFeature(),
 		{"bpf-ringbuf", "5.8", "tells of each denial", false, features.HaveMapType(ebpf.RingBuf)},
 		{"bpf-lru-hash", "4.10", "names the process of a connection", false, features.HaveMapType(ebpf.LRUHash)},
 		{"bpf-cgroup-id", "5.6", "tells kids apart", false, errors.Join(
@@ -39,18 +37,26 @@ func Probe() []Feature {
 			helper(ebpf.CGroupSKB, asm.FnSkbAncestorCgroupId))},
 		{"bpf-boot-time", "5.8", "ends leases", false, helper(ebpf.CGroupSKB, asm.FnKtimeGetBootNs)},
 		{"bpf-socket-mark", "5.1", "stops a session's upstream traffic", false, helper(ebpf.CGroupSKB, asm.FnSkFullsock)},
-		{"bpf-current-process", "6.10", "names the process behind a denial", true, haveCurrent()},
-		{"bpf-programs", "6.6", "the programs themselves, through the kernel's verifier", false, haveAll()},
+		{"bpf-current-process", "6.1", "names the process behind a denial", true, haveCurrent()},
+		{"bpf-programs", "6.1", "the programs themselves, through the kernel's verifier", false, haveAll()},
 	}
 }
 
-// haveTCX asks for the programs on the loopback link, which every network namespace has.
-func haveTCX() error {
-	const lo = 1
-	if _, err := link.QueryPrograms(link.QueryOptions{Target: lo, Attach: ebpf.AttachTCXIngress}); err != nil {
-		return fmt.Errorf("asking for tcx programs: %w", err)
+// linkFeature is tcx or, where the kernel has none, clsact: either will do, and its use says which one it is.
+func linkFeature() Feature {
+	f := Feature{Name: "bpf-link", Since: "4.5", Use: "checks packets on a kid's link, by tcx"}
+	tcx, err := haveTCX()
+	if tcx {
+		return f
 	}
-	return nil
+	if err == nil {
+		err = errors.New("no tcx (Linux 6.6)")
+	}
+	f.Use = "checks packets on a kid's link, by clsact: this kernel has no tcx (Linux 6.6)"
+	if other := tryClsact(); other != nil {
+		f.Err = errors.Join(err, other)
+	}
+	return f
 }
 
 func haveAll() error {

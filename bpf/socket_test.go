@@ -191,58 +191,60 @@ func TestSocketTypes(t *testing.T) {
 
 // What a kid may do works, through every hook and the link, and says who did it.
 func TestAllowedTrafficAndAttribution(t *testing.T) {
-	s, m := installed(t, "tbpf4")
-	w := newWorld(t)
-	must(t, m.AttachLink(w.link))
-	must(t, m.PutKid(0, w.link, tMark))
-	echoTCP(t, at(tName, tPort))
-	from := echoUDP(t, at(tGateway, 53))
-	kid := w.start(t, s.kid)
-	events := follow(t, m)
+	bothWays(t, func(t *testing.T) {
+		s, m := installed(t, "tbpf4")
+		w := newWorld(t)
+		must(t, m.AttachLink(w.link))
+		must(t, m.PutKid(0, w.link, tMark))
+		echoTCP(t, at(tName, tPort))
+		from := echoUDP(t, at(tGateway, 53))
+		kid := w.start(t, s.kid)
+		events := follow(t, m)
 
-	for _, domain := range []int{v4, v6} {
-		to, dns, any4 := at(tName, tPort), at(tGateway, 53), at(netip.IPv4Unspecified(), 41000)
-		if domain == v6 {
-			to, dns, any4 = at(mapped(tName), tPort), at(mapped(tGateway), 53), at(netip.IPv6Unspecified(), 41001)
-		}
-		fd := kid.socket(domain, stream)
-		kid.call(request{Op: "bind", FD: fd, Addr: any4}) // a port chosen by the kid itself
-		kid.expect(request{Op: "connect", FD: fd, Addr: to})
-		kid.expect(request{Op: "send", FD: fd, Len: 100})
-		if a := kid.call(request{Op: "recv", FD: fd}); a.N != 100 {
-			t.Errorf("echo came back with %d bytes, %v", a.N, a.Errno)
-		}
-		checkProcess(t, m, kid, at(tKid, any4.Port()), tcp)
+		for _, domain := range []int{v4, v6} {
+			to, dns, any4 := at(tName, tPort), at(tGateway, 53), at(netip.IPv4Unspecified(), 41000)
+			if domain == v6 {
+				to, dns, any4 = at(mapped(tName), tPort), at(mapped(tGateway), 53), at(netip.IPv6Unspecified(), 41001)
+			}
+			fd := kid.socket(domain, stream)
+			kid.call(request{Op: "bind", FD: fd, Addr: any4}) // a port chosen by the kid itself
+			kid.expect(request{Op: "connect", FD: fd, Addr: to})
+			kid.expect(request{Op: "send", FD: fd, Len: 100})
+			if a := kid.call(request{Op: "recv", FD: fd}); a.N != 100 {
+				t.Errorf("echo came back with %d bytes, %v", a.N, a.Errno)
+			}
+			checkProcess(t, m, kid, at(tKid, any4.Port()), tcp)
 
-		for _, connected := range []bool{true, false} {
-			fd := kid.socket(domain, dgram)
-			if connected {
-				kid.expect(request{Op: "connect", FD: fd, Addr: dns})
-				kid.expect(request{Op: "send", FD: fd, Len: 30})
-			} else {
-				kid.expect(request{Op: "sendto", FD: fd, Addr: dns, Len: 30})
+			for _, connected := range []bool{true, false} {
+				fd := kid.socket(domain, dgram)
+				if connected {
+					kid.expect(request{Op: "connect", FD: fd, Addr: dns})
+					kid.expect(request{Op: "send", FD: fd, Len: 30})
+				} else {
+					kid.expect(request{Op: "sendto", FD: fd, Addr: dns, Len: 30})
+				}
+				if a := kid.call(request{Op: "recv", FD: fd}); a.N != 30 {
+					t.Errorf("dns answer of %d bytes, %v", a.N, a.Errno)
+				}
+				checkProcess(t, m, kid, <-from, udp)
 			}
-			if a := kid.call(request{Op: "recv", FD: fd}); a.N != 30 {
-				t.Errorf("dns answer of %d bytes, %v", a.N, a.Errno)
+		}
+		c, err := m.Counters(tMark)
+		must(t, err)
+		for name, tr := range map[string]Traffic{"kid": c.Kid, "link": c.Link} {
+			if tr.PassedUp.Packets < 10 || tr.PassedDown.Packets < 8 || tr.PassedUp.Bytes < 200+4*(30+28) || tr.LastPass == 0 {
+				t.Errorf("%s counted %+v", name, tr)
 			}
-			checkProcess(t, m, kid, <-from, udp)
 		}
-	}
-	c, err := m.Counters(tMark)
-	must(t, err)
-	for name, tr := range map[string]Traffic{"kid": c.Kid, "link": c.Link} {
-		if tr.PassedUp.Packets < 10 || tr.PassedDown.Packets < 8 || tr.PassedUp.Bytes < 200+4*(30+28) || tr.LastPass == 0 {
-			t.Errorf("%s counted %+v", name, tr)
+		if _, ok := m.Process(at(tKid, 1), tcp); ok {
+			t.Error("a port that nobody used has a process")
 		}
-	}
-	if _, ok := m.Process(at(tKid, 1), tcp); ok {
-		t.Error("a port that nobody used has a process")
-	}
-	for len(events) > 0 {
-		if e := <-events; e.Family == v4 {
-			t.Errorf("allowed traffic made an event: %+v", e)
+		for len(events) > 0 {
+			if e := <-events; e.Family == v4 {
+				t.Errorf("allowed traffic made an event: %+v", e)
+			}
 		}
-	}
+	})
 }
 
 func (h *helper) expect(r request) answer {

@@ -78,43 +78,45 @@ func TestStopOfAnEstablishedConnection(t *testing.T) {
 // The link stops what no cgroup hook sees: here a process outside the kid's cgroup sends from the kid's
 // namespace, as gVisor does.
 func TestStopOnTheLink(t *testing.T) {
-	s, m := installed(t, "tbpf7")
-	w := newWorld(t)
-	echoTCP(t, at(tName, tPort))
-	echoTCP(t, at(tWorld, 443))
-	sentry := w.start(t, makeCgroup(t, "tagout.tbpf7/outside"))
-	fd, errno := sentry.dial(v4, stream, at(tWorld, 443)) // the control: no program on the link yet
-	if errno != 0 || !sentry.exchange(fd) {
-		t.Fatalf("without programs on the link nothing comes through: %v", errno)
-	}
+	bothWays(t, func(t *testing.T) {
+		s, m := installed(t, "tbpf7")
+		w := newWorld(t)
+		echoTCP(t, at(tName, tPort))
+		echoTCP(t, at(tWorld, 443))
+		sentry := w.start(t, makeCgroup(t, "tagout.tbpf7/outside"))
+		fd, errno := sentry.dial(v4, stream, at(tWorld, 443)) // the control: no program on the link yet
+		if errno != 0 || !sentry.exchange(fd) {
+			t.Fatalf("without programs on the link nothing comes through: %v", errno)
+		}
 
-	must(t, m.AttachLink(w.link))
-	if !sentry.cut(fd) {
-		t.Error("a link that stands for nobody passes packets")
-	}
-	must(t, m.PutKid(0, w.link, tMark))
-	fd, errno = sentry.dial(v4, stream, at(tName, tPort))
-	if errno != 0 || !sentry.exchange(fd) {
-		t.Fatalf("an allowed connection does not work: %v", errno)
-	}
-	events := follow(t, m)
-	if _, errno := sentry.dial(v4, stream, at(tWorld, 443)); errno == 0 {
-		t.Error("the link let a connection to a raw address through")
-	}
-	eventually(t, "an event of the link", func() bool {
-		e := next(t, events)
-		return e.Hook == HookLinkUp && e.Reason == reason.RawAddress && e.IfIndex == w.link && e.Src.Addr() == tKid && e.Dst == at(tWorld, 443)
+		must(t, m.AttachLink(w.link))
+		if !sentry.cut(fd) {
+			t.Error("a link that stands for nobody passes packets")
+		}
+		must(t, m.PutKid(0, w.link, tMark))
+		fd, errno = sentry.dial(v4, stream, at(tName, tPort))
+		if errno != 0 || !sentry.exchange(fd) {
+			t.Fatalf("an allowed connection does not work: %v", errno)
+		}
+		events := follow(t, m)
+		if _, errno := sentry.dial(v4, stream, at(tWorld, 443)); errno == 0 {
+			t.Error("the link let a connection to a raw address through")
+		}
+		eventually(t, "an event of the link", func() bool {
+			e := next(t, events)
+			return e.Hook == HookLinkUp && e.Reason == reason.RawAddress && e.IfIndex == w.link && e.Src.Addr() == tKid && e.Dst == at(tWorld, 443)
+		})
+		must(t, m.StopSession(tMark))
+		since := bootNow()
+		if !sentry.cut(fd) {
+			t.Error("the connection works although it is stopped")
+		}
+		silentSince(t, m, since)
+		if c, err := m.Counters(tMark); err != nil || c.Link.DroppedUp.Packets == 0 {
+			t.Errorf("dropped packets were not counted: %+v, %v", c, err)
+		}
+		must(t, m.DeleteKid(cgroupID(t, s.kid), w.link))
 	})
-	must(t, m.StopSession(tMark))
-	since := bootNow()
-	if !sentry.cut(fd) {
-		t.Error("the connection works although it is stopped")
-	}
-	silentSince(t, m, since)
-	if c, err := m.Counters(tMark); err != nil || c.Link.DroppedUp.Packets == 0 {
-		t.Errorf("dropped packets were not counted: %+v, %v", c, err)
-	}
-	must(t, m.DeleteKid(cgroupID(t, s.kid), w.link))
 }
 
 // The upstream half: the daemons' sockets are held to the session of their mark.

@@ -35,6 +35,16 @@ func Uninstall(pinDir string, kidsCgroup string, daemonCgroups []string) error {
 }
 
 func detachLink(ifindex int) error {
+	tcx, err := haveTCX()
+	if err != nil {
+		return err
+	}
+	if !tcx {
+		if err := detachClsact(ifindex); err != nil && !errors.Is(err, unix.ENODEV) {
+			return err
+		}
+		return nil
+	}
 	for _, h := range linkHooks {
 		if err := h.detach(ifindex); err != nil && !errors.Is(err, unix.ENODEV) {
 			return fmt.Errorf("taking %s off link %d: %w", h.program, ifindex, err)

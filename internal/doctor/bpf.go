@@ -24,10 +24,14 @@ func (p Probes) bpfProbes() []probe {
 		})
 	}
 	for _, f := range p.BPF() {
+		cost := "Tagout needs it: "
+		if f.Optional {
+			cost = "lost without it: "
+		}
 		out = append(out, probe{
 			Check{
 				Name: f.Name, Needed: !f.Optional, Option: bpfOption(f.Name), Since: f.Since,
-				Cost: "Tagout needs it: " + f.Use, Fix: "boot a kernel from Linux " + f.Since + " on that has this option",
+				Cost: cost + f.Use, Fix: "boot a kernel from Linux " + f.Since + " on that has this option",
 			},
 			func(context.Context) (string, error) { return f.Use, f.Err },
 		})
@@ -38,8 +42,8 @@ func (p Probes) bpfProbes() []probe {
 // bpfOption names the kernel option behind a feature: the special ones, and the two behind all the rest.
 func bpfOption(feature string) string {
 	switch {
-	case feature == "bpf-tcx":
-		return "CONFIG_NET_XGRESS"
+	case feature == "bpf-link":
+		return "CONFIG_NET_XGRESS or CONFIG_NET_SCH_INGRESS with CONFIG_NET_CLS_BPF"
 	case feature == "bpf-sched-cls":
 		return "CONFIG_NET_CLS_ACT"
 	case strings.HasPrefix(feature, "bpf-cgroup"):

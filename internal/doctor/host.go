@@ -13,16 +13,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// minKernel is the first kernel with everything: tcx came last (6.6).
-var minKernel = version{6, 6}
+// minKernel is the oldest kernel on which the BPF programs were tried, Debian 12's. It has all that is needed, with
+// clsact in the place of tcx (6.6).
+var minKernel = version{6, 1}
 
 func hostProbes() []probe {
 	return []probe{
 		{Check{Name: "root", Needed: true, Cost: "nothing can be set up", Fix: "run it with sudo"}, probeRoot},
 		{Check{
 			Name: "kernel", Needed: true, Since: minKernel.String(),
-			Cost: "packets of kids that no cgroup hook sees would not be judged twice",
-			Fix:  "boot a kernel from Linux 6.6 on, for example from bookworm-backports",
+			Cost: "nobody has tried the BPF programs on it",
+			Fix:  "boot a kernel from Linux 6.1 on, as Debian 12 has it",
 		}, probeKernel},
 		{Check{
 			Name: "user-namespaces", Needed: true, Option: "CONFIG_USER_NS", Since: "3.8",
