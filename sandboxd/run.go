@@ -27,10 +27,18 @@ import (
 // Recorder is the audit log. Log must not block.
 type Recorder = kids.Recorder
 
+// Kernel is the instance's BPF maps.
+type Kernel interface {
+	kids.Kernel
+	// BeforeForgetting makes Withdraw call fn when nothing can use a session any more, and before what the
+	// kernel counted of it goes.
+	BeforeForgetting(fn func(mark uint32))
+}
+
 // Metrics is everything that sandboxd reports.
 type Metrics interface {
 	kids.Metrics
-	Denied(code reason.Code)
+	Denied(code reason.Code, n uint64)
 	DenialsLost(n uint64)
 	AlertSent()
 	AlertFailed()
@@ -41,7 +49,7 @@ type Config struct {
 	Inst         instance.Instance
 	Init         string // path of kid-init
 	AlertWebhook string // URL, empty: no alerts are sent
-	Kernel       kids.Kernel
+	Kernel       Kernel
 	Denials      events.Source
 	Audit        Recorder
 	Metrics      Metrics
@@ -66,6 +74,8 @@ func Run(ctx context.Context, cfg Config, serve Serve) error {
 	if err != nil {
 		return fmt.Errorf("starting sandboxd: %w", err)
 	}
+	reader := newReader(cfg, manager)
+	cfg.Kernel.BeforeForgetting(reader.Forget)
 	if err := manager.Recover(ctx); err != nil {
 		cfg.Log.Error("taking over from a predecessor; what is left stays denied and is tried again", "error", err)
 	}
@@ -76,7 +86,7 @@ func Run(ctx context.Context, cfg Config, serve Serve) error {
 	defer wg.Wait()
 	defer cancel()
 	wg.Go(func() { manager.Run(ctx) })
-	wg.Go(func() { health.note(newReader(cfg, manager).Run(ctx)) })
+	wg.Go(func() { health.note(reader.Run(ctx)) })
 	wg.Go(func() { health.note(newFollower(cfg).Run(ctx)) })
 	mux := http.NewServeMux()
 	api.Register(mux, manager, PlanFromCard)
@@ -95,10 +105,10 @@ func lock(inst instance.Instance) (unlock func(), err error) {
 		return nil, fmt.Errorf("opening the lock: %w", err)
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		f.Close() //nolint:errcheck // nothing was written
+		f.Close() // nothing was written
 		return nil, fmt.Errorf("instance %s has a sandboxd already: stop that one first: %w", inst.Name(), err)
 	}
-	return func() { f.Close() }, nil //nolint:errcheck // nothing was written
+	return func() { f.Close() }, nil // nothing was written
 }
 
 func newManager(cfg Config) (*kids.Manager, error) {
@@ -128,6 +138,7 @@ func newManager(cfg Config) (*kids.Manager, error) {
 func newReader(cfg Config, manager *kids.Manager) *events.Reader {
 	return events.New(events.Config{
 		Cursor: filepath.Join(cfg.Inst.StateDir(), instance.Sandboxd, "lost-denials"),
+		Told:   cfg.Inst.AuditFile(instance.Sandboxd),
 		Source: cfg.Denials, Sessions: manager, Audit: cfg.Audit, Metrics: cfg.Metrics, Log: cfg.Log,
 	})
 }

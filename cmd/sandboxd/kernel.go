@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -13,11 +14,17 @@ import (
 )
 
 // kernel lets package kids write the BPF maps.
-type kernel struct{ maps *bpf.Maps }
+type kernel struct {
+	maps   *bpf.Maps
+	forget atomic.Pointer[func(mark uint32)] // nil: nobody wants to know
+}
+
+// BeforeForgetting makes Withdraw call fn when nothing can use a session any more, and before its counters go.
+func (k *kernel) BeforeForgetting(fn func(mark uint32)) { k.forget.Store(&fn) }
 
 // Admit writes the session before anything that points to it. The link is known last, when its programs are
 // there; until then they drop everything.
-func (k kernel) Admit(e kids.Entry) error {
+func (k *kernel) Admit(e kids.Entry) error {
 	if err := k.maps.PutSession(e.Mark, bpf.SessionEntry{State: bpf.StateActive, Addr: e.Addr}); err != nil {
 		return err
 	}
@@ -33,11 +40,17 @@ func (k kernel) Admit(e kids.Entry) error {
 }
 
 // Withdraw forgets the kid before its session, so that nothing is ever judged by half of it.
-func (k kernel) Withdraw(e kids.Entry) error {
-	return errors.Join(k.maps.DeleteKid(e.CgroupID, e.IfIndex), k.maps.ForgetPorts(e.Mark), k.maps.DeleteSession(e.Mark))
+func (k *kernel) Withdraw(e kids.Entry) error {
+	if err := errors.Join(k.maps.DeleteKid(e.CgroupID, e.IfIndex), k.maps.ForgetPorts(e.Mark)); err != nil {
+		return err
+	}
+	if fn := k.forget.Load(); fn != nil {
+		(*fn)(e.Mark)
+	}
+	return k.maps.DeleteSession(e.Mark)
 }
 
-func (k kernel) Stopped(mark uint32) (bool, error) {
+func (k *kernel) Stopped(mark uint32) (bool, error) {
 	e, err := k.maps.Session(mark)
 	if errors.Is(err, bpf.ErrNoSession) {
 		return false, nil
@@ -48,7 +61,26 @@ func (k kernel) Stopped(mark uint32) (bool, error) {
 // denials lets package events read the BPF ring buffer.
 type denials struct{ maps *bpf.Maps }
 
-func (d denials) Lost() (uint64, error) { return d.maps.Lost() }
+func (d denials) Lost() (uint64, error) { return d.maps.LostInRing() }
+
+func (d denials) Drain(ctx context.Context) error { return d.maps.Drain(ctx) }
+
+func (d denials) Attempts() (events.Attempts, error) {
+	a, err := d.maps.Attempts()
+	return events.Attempts(a), err
+}
+
+func (d denials) Floods() ([]events.Flood, error) {
+	floods, err := d.maps.TakeFloods()
+	out := make([]events.Flood, len(floods))
+	for i, f := range floods {
+		out[i] = events.Flood{Count: f.Count, Denial: events.Denial{
+			Mark: f.Mark, PID: f.PID, Comm: f.Comm, Hook: f.Hook.String(), Reason: f.Reason,
+			Family: family(f.Family), Proto: f.Proto, Dst: f.Dst,
+		}}
+	}
+	return out, err
+}
 
 func (d denials) Denials(ctx context.Context, fn func(events.Denial)) error {
 	return d.maps.Events(ctx, func(e bpf.Event) {

@@ -21,13 +21,13 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 	if err != nil {
 		return err
 	}
-	defer maps.Close() //nolint:errcheck // what they hold stays
+	defer maps.Close() // what they hold stays
 	self, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("finding kid-init: %w", err)
 	}
 	return sandboxd.Run(ctx, sandboxd.Config{
 		Inst: d.Inst, Init: filepath.Join(filepath.Dir(self), "kid-init"), AlertWebhook: d.Box.AlertWebhook,
-		Kernel: kernel{maps}, Denials: denials{maps}, Audit: d.Audit, Metrics: metrics.NewSandboxd(d.Metrics), Log: d.Log,
+		Kernel: &kernel{maps: maps}, Denials: denials{maps}, Audit: d.Audit, Metrics: metrics.NewSandboxd(d.Metrics), Log: d.Log,
 	}, d.Serve)
 }

@@ -34,7 +34,7 @@ func NewSandboxd(r *Registry) *Sandboxd {
 		execs: f.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "tagout_sandboxd_exec_seconds", Help: "Time that commands ran.", Buckets: []float64{.01, .05, .1, .5, 1, 10, 60, 600}}, []string{"result"}),
 		lost: f.NewCounter(prometheus.CounterOpts{
-			Name: "tagout_sandboxd_denials_lost_total", Help: "Denials that are in no record of their own; a gap record has their number."}),
+			Name: "tagout_sandboxd_denials_lost_total", Help: "Denials that found the kernel's event ring full; a flood's records have their number."}),
 		alerts: f.NewCounter(prometheus.CounterOpts{
 			Name: "tagout_sandboxd_alerts_sent_total", Help: "Alerts that the webhook took."}),
 		alertErr: f.NewCounter(prometheus.CounterOpts{
@@ -64,10 +64,12 @@ func (s *Sandboxd) ExecEnded(result string, took time.Duration) {
 // Kids sets how many kids there are.
 func (s *Sandboxd) Kids(n int) { s.kids.Set(float64(n)) }
 
-// Denied adds one denial by the kernel.
-func (s *Sandboxd) Denied(code reason.Code) { s.denied.WithLabelValues(code.String()).Inc() }
+// Denied adds n denials by the kernel.
+func (s *Sandboxd) Denied(code reason.Code, n uint64) {
+	s.denied.WithLabelValues(code.String()).Add(float64(n))
+}
 
-// DenialsLost adds denials that the kernel could not hand over.
+// DenialsLost adds denials that the kernel could not hand over one by one.
 func (s *Sandboxd) DenialsLost(n uint64) { s.lost.Add(float64(n)) }
 
 // AlertSent adds one alert that was delivered.

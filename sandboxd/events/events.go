@@ -1,5 +1,7 @@
-// Package events turns the kernel's denials into audit records. It promises a record, or a count in one, for
-// every denial that the kernel could hand over, and a gap record for every one that it could not.
+// Package events turns the kernel's denials into audit records. Every denied attempt is in exactly one of them:
+// in one of its own, in one that counts repeats, or in one that sums up a flood by destination and reason. The
+// kernel's counters are the truth that the records are made to agree with, also across a restart. What is lost
+// in a flood is detail, and an audit.gap record says so where it was the reader who was too slow.
 package events
 
 import (
@@ -9,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"strconv"
+	"sync"
 	"time"
 
 	"tagout/internal/audit"
@@ -29,11 +32,28 @@ type Denial struct {
 	Dst    netip.AddrPort
 }
 
+// Flood is a number of denials towards one destination that were not handed over one by one. PID and Comm are
+// those of the first of them.
+type Flood struct {
+	Denial
+	Count uint64
+}
+
+// Attempts is how many attempts the kernel denied, by mark and reason, since the session was added. Mark 0
+// stands for those of no known session.
+type Attempts map[uint32]map[reason.Code]uint64
+
 // Source is where denials come from.
 type Source interface {
 	// Denials calls fn for each denial until ctx ends, and returns nil then.
 	Denials(ctx context.Context, fn func(Denial)) error
-	// Lost returns how many denials could not be handed over since the maps were made.
+	// Drain returns nil when every denial from before the call that can be handed over has been.
+	Drain(ctx context.Context) error
+	// Attempts returns the truth: whatever was denied is in it, handed over or not, and before it is.
+	Attempts() (Attempts, error)
+	// Floods returns, and forgets, what was not handed over one by one.
+	Floods() ([]Flood, error)
+	// Lost returns how many denials found nobody to take them over since the maps were made.
 	Lost() (uint64, error)
 }
 
@@ -47,13 +67,14 @@ type Recorder interface{ Log(audit.Record) }
 
 // Metrics is what the reader reports to.
 type Metrics interface {
-	Denied(code reason.Code)
+	Denied(code reason.Code, n uint64)
 	DenialsLost(n uint64)
 }
 
 // Config of a Reader. Every field is needed.
 type Config struct {
 	Cursor   string // file that keeps how many losses were told, so that a restart tells those in between
+	Told     string // the audit log that the records go to: what a predecessor told is read from it
 	Source   Source
 	Sessions Sessions
 	Audit    Recorder
@@ -63,29 +84,37 @@ type Config struct {
 
 const (
 	linesPerWindow = 200 // records a session may cause in a second before they are summed up
-	lostEvery      = time.Second
+	settleEvery    = time.Second
+	drainLimit     = 2 * time.Second
 )
 
 // Reader records denials. Make one with New and run it once.
 type Reader struct {
-	cfg   Config
-	tally *tally.Tally
-	lost  uint64 // reported so far; owned by the goroutine of watchLost
+	cfg    Config
+	tally  *tally.Tally
+	lost   uint64 // reported so far; owned by the goroutine of watch
+	ledger *ledger
+
+	settling sync.Mutex // one settlement at a time
+	loaded   bool       // the ledger knows what a predecessor told; guarded by settling
 }
 
 // New returns a reader.
 func New(cfg Config) *Reader {
-	return &Reader{cfg: cfg, tally: tally.New(cfg.Audit, linesPerWindow)}
+	return &Reader{cfg: cfg, tally: tally.New(cfg.Audit, linesPerWindow), ledger: newLedger()}
 }
 
 // Run records until ctx ends and returns nil then. Any other end is an error: without a reader denials still
 // deny, but nobody hears of them.
 func (r *Reader) Run(ctx context.Context) error {
+	r.settling.Lock()
+	r.load()
+	r.settling.Unlock()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	done := make(chan struct{}, 2)
 	go func() { r.tally.Run(ctx, tally.Window); done <- struct{}{} }()
-	go func() { r.watchLost(ctx); done <- struct{}{} }()
+	go func() { r.watch(ctx); done <- struct{}{} }()
 	err := r.cfg.Source.Denials(ctx, r.note)
 	cancel()
 	<-done
@@ -99,7 +128,10 @@ func (r *Reader) Run(ctx context.Context) error {
 // note records one denial. The path of the executable is looked up at once, while the process may still be
 // there.
 func (r *Reader) note(d Denial) {
-	r.cfg.Metrics.Denied(d.Reason)
+	if !r.ledger.told(d.Mark, d.Reason) {
+		return // its number was told when its session ended
+	}
+	r.cfg.Metrics.Denied(d.Reason, 1)
 	group := strconv.FormatUint(uint64(d.Mark), 16)
 	key := fmt.Sprint(d.PID, d.Comm, d.Hook, d.Reason, d.Proto, d.Dst)
 	r.tally.Add(group, key, func() audit.Record { return r.record(d) })
@@ -158,11 +190,11 @@ func protocol(n uint8) string {
 	return strconv.Itoa(int(n))
 }
 
-// watchLost writes a gap record whenever the kernel's loss counter grew.
-func (r *Reader) watchLost(ctx context.Context) {
+// watch makes the records agree with the kernel's counters, again and again.
+func (r *Reader) watch(ctx context.Context) {
 	r.lost = r.loadCursor()
 	r.checkLost()
-	tick := time.NewTicker(lostEvery)
+	tick := time.NewTicker(settleEvery)
 	defer tick.Stop()
 	for {
 		select {
@@ -170,6 +202,9 @@ func (r *Reader) watchLost(ctx context.Context) {
 			r.checkLost()
 			return
 		case <-tick.C:
+			if err := r.settle(ctx); err != nil && ctx.Err() == nil {
+				r.cfg.Log.Error("counting what the kernel denied; trying again", "error", err)
+			}
 			r.checkLost()
 		}
 	}
@@ -189,7 +224,7 @@ func (r *Reader) checkLost() {
 	}
 	r.cfg.Metrics.DenialsLost(n - r.lost)
 	r.cfg.Audit.Log(audit.Record{Event: audit.EventGap, Count: n - r.lost,
-		Detail: "denials that the kernel could not hand over; they were denied all the same"})
+		Detail: "denials that the kernel could not hand over one by one; they are counted in the records of a flood"})
 	r.lost = n
 	if err := os.WriteFile(r.cfg.Cursor, strconv.AppendUint(nil, n, 10), 0o600); err != nil {
 		r.cfg.Log.Error("noting how many losses were told; they may be told twice", "error", err)

@@ -14,12 +14,19 @@ import (
 	"tagout/internal/reason"
 )
 
+// fakeSource panics where a test does not expect a call.
 type fakeSource struct {
-	denials func(ctx context.Context, fn func(Denial)) error
-	lost    func() (uint64, error)
+	denials  func(ctx context.Context, fn func(Denial)) error
+	drain    func(ctx context.Context) error
+	attempts func() (Attempts, error)
+	floods   func() ([]Flood, error)
+	lost     func() (uint64, error)
 }
 
 func (f fakeSource) Denials(ctx context.Context, fn func(Denial)) error { return f.denials(ctx, fn) }
+func (f fakeSource) Drain(ctx context.Context) error                    { return f.drain(ctx) }
+func (f fakeSource) Attempts() (Attempts, error)                        { return f.attempts() }
+func (f fakeSource) Floods() ([]Flood, error)                           { return f.floods() }
 func (f fakeSource) Lost() (uint64, error)                              { return f.lost() }
 
 type sessionsFunc func(mark uint32) (kid, id, card string, ok bool)
@@ -39,8 +46,8 @@ func (r *records) Log(rec audit.Record) {
 
 type nullMetrics struct{}
 
-func (nullMetrics) Denied(reason.Code) {}
-func (nullMetrics) DenialsLost(uint64) {}
+func (nullMetrics) Denied(reason.Code, uint64) {}
+func (nullMetrics) DenialsLost(uint64)         {}
 
 // run feeds the denials to a reader and returns what it recorded once it has ended.
 func run(t *testing.T, cursor string, lost uint64, denials ...Denial) []audit.Record {
@@ -57,7 +64,8 @@ func run(t *testing.T, cursor string, lost uint64, denials ...Denial) []audit.Re
 				}
 				return nil
 			},
-			lost: func() (uint64, error) { return lost, nil },
+			attempts: func() (Attempts, error) { return nil, nil },
+			lost:     func() (uint64, error) { return lost, nil },
 		},
 		Sessions: sessionsFunc(func(mark uint32) (string, string, string, bool) { return "calm-otter", "01S", "practice", mark == 7 }),
 	})
@@ -93,7 +101,7 @@ func TestFloodKeepsCount(t *testing.T) {
 	var flood []Denial
 	for i := range 5000 {
 		flood = append(flood, Denial{Mark: 7, PID: 1 << 30, Hook: "connect4", Reason: reason.RawAddress, Proto: 6,
-			Dst: netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), uint16(i))}) //nolint:gosec // below 5000
+			Dst: netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), uint16(i))})
 	}
 	got := run(t, filepath.Join(t.TempDir(), "c"), 0, flood...)
 	total := uint64(0)
