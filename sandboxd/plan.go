@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
+	"time"
 
+	"tagout/internal/bootclock"
 	"tagout/internal/card"
 	"tagout/internal/policy"
 	"tagout/internal/wire"
@@ -14,8 +16,8 @@ import (
 	"tagout/sandboxd/runtime"
 )
 
-// PlanFromCard reads the request's card and derives the plan from it. The error has the line and column of
-// whatever is wrong with the card.
+// PlanFromCard reads the request's card and derives the plan from it; rules that expire do so as of now. The
+// error has the line and column of whatever is wrong with the card.
 func PlanFromCard(r wire.SpawnRequest) (kids.Plan, error) {
 	file := r.CardFile
 	if file == "" {
@@ -25,7 +27,8 @@ func PlanFromCard(r wire.SpawnRequest) (kids.Plan, error) {
 	if err != nil {
 		return kids.Plan{}, err
 	}
-	compiled, err := policy.Compile(c.Egress)
+	egress := c.EgressAt(time.Now(), bootclock.Now())
+	compiled, err := policy.Compile(egress)
 	if err != nil {
 		return kids.Plan{}, fmt.Errorf("%s: %w", file, err)
 	}
@@ -35,7 +38,7 @@ func PlanFromCard(r wire.SpawnRequest) (kids.Plan, error) {
 	}
 	return kids.Plan{
 		Card: c.Name, CardHash: c.Hash, Image: c.Image,
-		Egress: c.Egress, Ports: compiled.Ports(), Hosts: compiled.ExactHosts(),
+		Egress: egress, Ports: compiled.Ports(), Hosts: compiled.ExactHosts(),
 		Inputs: inputs, Workspace: c.Filesystem.Workspace, Tmp: c.Filesystem.Tmp,
 		Secrets: c.Identity.Scope, Env: c.Env, Stop: c.Stop,
 		Limits: runtime.Limits{PIDs: c.Limits.PIDs, Memory: c.Limits.Memory, CPUs: c.Limits.CPUs, OpenFiles: c.Limits.OpenFiles},

@@ -5,7 +5,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"tagout/internal/bootclock"
+	"tagout/internal/policy"
 	"tagout/internal/wire"
 )
 
@@ -37,6 +40,27 @@ func TestPlanFollowsFromTheCard(t *testing.T) {
 		if in.Dir != "/srv/job" || strings.HasPrefix(in.To, "/") {
 			t.Errorf("input %+v", in)
 		}
+	}
+}
+
+// TestRulesExpireByTheBootClock: a duration counts from the spawn, and a time becomes the same instant.
+func TestRulesExpireByTheBootClock(t *testing.T) {
+	card := strings.Replace(practiceCard(t), "      ports: [80]\n", "      ports: [80]\n      expires: "+time.Now().Add(time.Hour).UTC().Format(time.RFC3339Nano)+"\n", 1)
+	card = strings.Replace(card, "      ports: [443]\n", "      ports: [443]\n      expires: 2h\n", 1)
+	before := bootclock.Now()
+	p, err := PlanFromCard(wire.SpawnRequest{Card: card, InputDir: "/srv/job"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for host, want := range map[string]time.Duration{"api.vendor.test": 2 * time.Hour, "files.vendor.test": time.Hour} {
+		i := slices.IndexFunc(p.Egress.Allow, func(r policy.Rule) bool { return r.Host == host })
+		if got := time.Duration(p.Egress.Allow[i].Expires) - before; got < want-time.Minute || got > want+time.Minute {
+			t.Errorf("%s expires in %v, want %v", host, got, want)
+		}
+	}
+	late := strings.Replace(card, "expires: 2h", "expires: 2020-01-01T00:00:00Z", 1)
+	if _, err := PlanFromCard(wire.SpawnRequest{Card: late, InputDir: "/srv/job"}); err == nil || !strings.Contains(err.Error(), "is past") {
+		t.Errorf("a rule that ran out before the spawn: %v", err)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"io/fs"
 	"regexp"
 	"strings"
+	"time"
 	"unicode"
 
 	"tagout/internal/policy"
@@ -36,7 +37,8 @@ type Card struct {
 	Name       string // [a-z][a-z0-9-]{0,31}
 	Task       string // one plain sentence
 	Image      string
-	Egress     policy.Spec // compiles
+	Egress     policy.Spec // compiles; rules that expire seem to have done so: EgressAt makes the policy to enforce
+	Expiries   []Expiry    // of Egress.Allow, one each
 	Filesystem Filesystem
 	Identity   Identity
 	Env        map[string]string // never nil
@@ -90,16 +92,19 @@ var (
 )
 
 // Parse reads a card. file is what messages call it. The error is an Errors; with one, no card is returned.
-func Parse(file string, data []byte) (*Card, error) {
+func Parse(file string, data []byte) (*Card, error) { return ParseAt(file, data, time.Now()) }
+
+// ParseAt reads a card as Parse does, by another clock: a rule that expires before now is refused.
+func ParseAt(file string, data []byte, now time.Time) (*Card, error) {
 	doc, root := yamlx.Parse(file, data)
 	c := &Card{Env: map[string]string{}}
 	m, _ := root.Map(cardKeys...)
-	c.read(m)
+	c.read(m, now)
 	if err := doc.Err(); err != nil {
 		return nil, err
 	}
 	// Nothing that passed the checks above should be refused here: the policy's own check is the last word.
-	if _, err := policy.Compile(c.Egress); err != nil {
+	if _, err := policy.Compile(c.EgressAt(now, unconverted)); err != nil {
 		m.Get("egress").Refuse("correct the rule", "the rules cannot be enforced: %v", err)
 		return nil, doc.Err()
 	}
@@ -108,7 +113,7 @@ func Parse(file string, data []byte) (*Card, error) {
 	return c, nil
 }
 
-func (c *Card) read(m yamlx.Map) {
+func (c *Card) read(m yamlx.Map, now time.Time) {
 	m.Need("apiVersion").Const(APIVersion)
 	m.Need("kind").Const(Kind)
 	c.readName(m.Need("name"))
@@ -116,7 +121,7 @@ func (c *Card) read(m yamlx.Map) {
 	c.readImage(m.Need("image"))
 	c.Identity.Scope = readIdentity(m.Get("identity"))
 	c.readEnv(m.Get("env"))
-	c.Egress = readEgress(m.Get("egress"), c.Identity.Scope)
+	c.readEgress(m.Get("egress"), now)
 	c.Filesystem = readFilesystem(m.Get("filesystem"))
 	c.Limits = readLimits(m.Get("limits"))
 	c.Stop = readStop(m.Need("stop"))

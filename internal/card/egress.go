@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/net/publicsuffix"
 
@@ -14,7 +15,7 @@ import (
 	"tagout/internal/yamlx"
 )
 
-// endpoint is what one rule at most may name.
+// endpoint is a host pattern and a port.
 type endpoint struct {
 	host string
 	port uint16
@@ -22,29 +23,31 @@ type endpoint struct {
 
 // egressReader keeps what rules must be compared with.
 type egressReader struct {
-	scope   []session.Secret
-	allowed map[endpoint]int // the line of the rule that allows it
-	denied  map[endpoint]bool
+	now      time.Time
+	scope    []session.Secret
+	rules    []policy.Rule // the allow rules so far
+	expiries []Expiry      // theirs
+	denied   map[endpoint]bool
 }
 
-func readEgress(v yamlx.Value, scope []session.Secret) policy.Spec {
+func (c *Card) readEgress(v yamlx.Value, now time.Time) {
 	m, _ := v.Map(egressKeys...)
-	var spec policy.Spec
-	r := egressReader{scope: scope, allowed: map[endpoint]int{}, denied: map[endpoint]bool{}}
+	r := egressReader{now: now, scope: c.Identity.Scope, denied: map[endpoint]bool{}}
 	for _, entry := range m.Get("allow").List() {
 		if rm, ok := entry.Map(allowKeys...); ok {
-			spec.Allow = append(spec.Allow, r.allow(rm))
+			r.allow(rm)
 		}
 	}
+	c.Egress.Allow, c.Expiries = r.rules, r.expiries
 	for _, entry := range m.Get("deny").List() {
 		if rm, ok := entry.Map(denyKeys...); ok {
-			spec.Deny = append(spec.Deny, r.deny(rm))
+			c.Egress.Deny = append(c.Egress.Deny, r.deny(rm))
 		}
 	}
-	return spec
 }
 
-func (r *egressReader) allow(m yamlx.Map) policy.Rule {
+// allow reads an allow rule and keeps it with its expiry.
+func (r *egressReader) allow(m yamlx.Map) {
 	rule := policy.Rule{Line: m.Line()}
 	rule.Host = readAllowHost(m.Need("host"))
 	ports := readPorts(m.Need("ports"))
@@ -61,22 +64,37 @@ func (r *egressReader) allow(m yamlx.Map) policy.Rule {
 	}
 	r.readRequestLimits(m, &rule)
 	rule.Addresses = readGrants(m.Get("addresses"))
-	for _, p := range ports {
-		r.noteAllowed(rule.Host, p)
+	rule.MaxUp, rule.MaxDown = readMaxBytes(m.Get("max_bytes"))
+	rule.Rate = readRate(m.Get("rate"))
+	expiry := readExpiry(m.Get("expires"), r.now)
+	if expiry != (Expiry{}) {
+		rule.Expires = unconverted
 	}
-	return rule
+	r.compare(rule, expiry, ports)
+	r.rules, r.expiries = append(r.rules, rule), append(r.expiries, expiry)
 }
 
-func (r *egressReader) noteAllowed(host string, p portAt) {
-	e := endpoint{host, p.port}
-	if host == "" {
+// compare reports the ports for which the rule cannot stand beside an earlier one.
+func (r *egressReader) compare(rule policy.Rule, expiry Expiry, ports []portAt) {
+	if rule.Host == "" || rule.Protocol == "" {
 		return
 	}
-	if line, taken := r.allowed[e]; taken {
-		p.Refuse("remove it, or put both into one rule", "%s port %d has a rule already, in line %d", host, p.port, line)
-		return
+	for _, p := range ports {
+		for i, earlier := range r.rules {
+			if earlier.Host != rule.Host || earlier.Protocol == "" || !slices.Contains(earlier.Ports, p.port) {
+				continue
+			}
+			// To Conflict an expiry only matters where it leaves something to the later rule.
+			earlier.Expires, rule.Expires = 0, 0
+			if e := r.expiries[i]; e != (Expiry{}) && e != expiry {
+				earlier.Expires = unconverted
+			}
+			if err := policy.Conflict(earlier, rule); err != nil {
+				p.Refuse("remove it, or put both into one rule", "%s port %d has a rule already, in line %d: %v", rule.Host, p.port, earlier.Line, err)
+				break
+			}
+		}
 	}
-	r.allowed[e] = p.Line()
 }
 
 // readAllowHost returns the canonical host of an allow rule, "" where it was refused.
@@ -96,7 +114,14 @@ func readAllowHost(v yamlx.Value) string {
 		v.Refuse("remove the rule", "%s hands out the machine's credentials and can never be allowed", name)
 		return ""
 	}
-	return span.String() + name
+	pattern := span.String() + name
+	for _, bad := range metadataNames {
+		if policy.Covers(pattern, bad) {
+			v.Refuse("name the hosts one by one", "%s would allow %s, which hands out the machine's credentials", yamlx.Quote(raw), bad)
+			return ""
+		}
+	}
+	return pattern
 }
 
 // metadataNames are refused when the card is read; whatever else leads to a metadata address is refused when
@@ -302,8 +327,8 @@ func (r *egressReader) deny(m yamlx.Map) policy.DenyRule {
 	return rule
 }
 
-// checkDenied reports deny rules that repeat another one or take back exactly what an allow rule gives: a
-// reader could not tell which of the two was meant.
+// checkDenied reports deny rules that repeat another one or take back all that an allow rule gives: a reader
+// could not tell which of the two was meant.
 func (r *egressReader) checkDenied(m yamlx.Map, rule policy.DenyRule, ports []portAt) {
 	what := rule.Host
 	if rule.Address.IsValid() {
@@ -332,11 +357,38 @@ func (r *egressReader) checkDenied(m yamlx.Map, rule policy.DenyRule, ports []po
 			r.denied[e] = true
 		}
 	}
-	for e, line := range r.allowed {
-		if e.host == what && (slices.Contains(closed, e.port) || slices.Contains(closed, 0)) {
-			at(e.port, "keep one of the two", "%s is denied here and allowed in line %d", describe(e), line)
+	r.checkDead(rule, closed, at)
+}
+
+// checkDead reports what a deny rule takes back in full: an allowed port of an allow rule, or an address that
+// one grants. A deny rule inside a broader allow rule is what deny rules are for.
+func (r *egressReader) checkDead(rule policy.DenyRule, closed []uint16, at func(port uint16, fix, format string, args ...any)) {
+	closes := func(port uint16) bool { return slices.Contains(closed, 0) || slices.Contains(closed, port) }
+	told := map[endpoint]bool{}
+	for _, allowed := range r.rules {
+		switch {
+		case rule.Address.IsValid():
+			for _, granted := range allowed.Addresses {
+				if rule.Address.Bits() <= granted.Bits() && rule.Address.Contains(granted.Addr()) && !slices.ContainsFunc(allowed.Ports, func(p uint16) bool { return !closes(p) }) {
+					at(0, "keep one of the two", "%s is denied here and granted to %s in line %d", rule.Address, allowed.Host, allowed.Line)
+				}
+			}
+		case allowed.Host != "" && policy.Covers(rule.Host, allowed.Host):
+			for _, port := range allowed.Ports {
+				if e := (endpoint{allowed.Host, port}); closes(port) && !told[e] {
+					told[e] = true
+					at(port, "keep one of the two", "%s is denied here%s and allowed in line %d", describe(e), byPattern(rule.Host, allowed.Host), allowed.Line)
+				}
+			}
 		}
 	}
+}
+
+func byPattern(pattern, host string) string {
+	if pattern == host {
+		return ""
+	}
+	return " by " + pattern
 }
 
 func describe(e endpoint) string {

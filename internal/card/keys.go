@@ -19,7 +19,7 @@ var (
 	}
 	egressKeys = []yamlx.Key{
 		{Name: "allow", Example: "[{host: api.example.com, ports: [443], protocol: tls}]"},
-		{Name: "deny", Example: "[{host: \"*.example.org\"}]"},
+		{Name: "deny", Example: "[{host: \"**.example.org\"}]"},
 	}
 	allowKeys = []yamlx.Key{
 		{Name: "host", Example: "api.example.com"},
@@ -30,9 +30,16 @@ var (
 		{Name: "methods", Example: "[GET]"},
 		{Name: "paths", Example: `["/v1/*"]`},
 		{Name: "addresses", Example: `["10.0.0.5"]`},
+		{Name: "max_bytes", Example: "{up: 10MiB, down: 1GiB}"},
+		{Name: "rate", Example: "50"},
+		{Name: "expires", Example: "2h"},
+	}
+	bytesKeys = []yamlx.Key{
+		{Name: "up", Example: "10MiB"},
+		{Name: "down", Example: "1GiB"},
 	}
 	denyKeys = []yamlx.Key{
-		{Name: "host", Example: `"*.example.org"`},
+		{Name: "host", Example: `"**.example.org"`},
 		{Name: "address", Example: `"10.0.0.0/8"`},
 		{Name: "ports", Example: "[25]"},
 	}

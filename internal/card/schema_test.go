@@ -95,6 +95,7 @@ func TestSchemaKeys(t *testing.T) {
 		"stop":       {property("stop"), stopKeys},
 		"allow":      {def("allow"), allowKeys},
 		"deny":       {def("deny"), denyKeys},
+		"max_bytes":  {def("allow").(map[string]any)["properties"].(map[string]any)["max_bytes"], bytesKeys},
 		"input":      {def("input"), inputKeys},
 		"secret":     {def("secret"), secretKeys},
 	} {
@@ -147,6 +148,8 @@ func TestSchemaNumbers(t *testing.T) {
 		{at("properties", "limits", "properties", "cpus", "minimum"), minCPUs},
 		{at("properties", "limits", "properties", "cpus", "maximum"), maxCPUs},
 		{at("properties", "limits", "properties", "cpus", "default"), defaultCPUs},
+		{at("$defs", "allow", "properties", "rate", "minimum"), float64(minRate)},
+		{at("$defs", "allow", "properties", "rate", "maximum"), float64(maxRate)},
 		{at("properties", "limits", "properties", "memory", "default"), formatSize(defaultMemory)},
 		{at("properties", "filesystem", "properties", "workspace", "default"), formatSize(defaultWorkspace)},
 		{at("properties", "filesystem", "properties", "tmp", "default"), formatSize(defaultTmp)},

@@ -1,0 +1,123 @@
+package card
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"tagout/internal/policy"
+)
+
+// TestEgressAt: wall time and durations become boot time, for ever or never.
+func TestEgressAt(t *testing.T) {
+	t.Parallel()
+	c, err := ParseAt("x.yaml", []byte(allowing(`{host: a.test, ports: [1], protocol: tcp, expires: 2026-11-01T02:00:00+01:00},
+    {host: b.test, ports: [1], protocol: tcp, expires: 90m}, {host: c.test, ports: [1], protocol: tcp}`)), testNow)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const hour = int64(time.Hour)
+	for _, k := range []struct {
+		wall time.Time
+		boot time.Duration
+		want [3]int64
+	}{
+		{testNow, 0, [3]int64{hour, hour * 3 / 2, 0}},
+		{testNow, 24 * time.Hour, [3]int64{25 * hour, 24*hour + hour*3/2, 0}},
+		{testNow.Add(30 * time.Minute), 24 * time.Hour, [3]int64{24*hour + hour/2, 24*hour + hour*3/2, 0}},
+		{testNow.Add(2 * time.Hour), 24 * time.Hour, [3]int64{23 * hour, 24*hour + hour*3/2, 0}}, // past already
+		{testNow.Add(2 * time.Hour), time.Minute, [3]int64{1, int64(time.Minute) + hour*3/2, 0}}, // past, and never 0, which is for ever
+	} {
+		spec := c.EgressAt(k.wall, k.boot)
+		for i, want := range k.want {
+			if got := spec.Allow[i].Expires; got != want {
+				t.Errorf("at %v and %v: %s expires at %d, want %d", k.wall, k.boot, spec.Allow[i].Host, got, want)
+			}
+		}
+		if gone := spec.At(int64(k.boot)); k.wall.After(testNow.Add(time.Hour)) && (len(gone.Lapsed) != 1 || gone.Lapsed[0].Host != "a.test") {
+			t.Errorf("at %v: lapsed %v", k.wall, gone.Lapsed)
+		}
+	}
+	// Whoever forgets EgressAt gets rules that are gone, not rules that stay.
+	if raw := c.Egress.At(2); len(raw.Allow) != 1 || raw.Allow[0].Host != "c.test" {
+		t.Errorf("unconverted: %v", raw.Allow)
+	}
+}
+
+func TestRuleLimits(t *testing.T) {
+	t.Parallel()
+	c, err := ParseAt("x.yaml", []byte(allowing(`{host: "**.a.test", ports: [443], protocol: tls, max_bytes: {up: 10MiB, down: 1GiB}, rate: 50, expires: 2h}`)), testNow)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := policy.Rule{Host: "**.a.test", Ports: []uint16{443}, Protocol: policy.TLS, MaxUp: 10 << 20, MaxDown: 1 << 30, Rate: 50, Expires: int64(3 * time.Hour), Line: 7}
+	if got := c.EgressAt(testNow, time.Hour).Allow; len(got) != 1 || !reflect.DeepEqual(got[0], want) {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+}
+
+// checkEgress checks what the egress of every card that loads must keep.
+func checkEgress(t *testing.T, c *Card) {
+	t.Helper()
+	if len(c.Expiries) != len(c.Egress.Allow) {
+		t.Fatalf("%d rules, %d expiries", len(c.Egress.Allow), len(c.Expiries))
+	}
+	spec := c.EgressAt(testNow, time.Hour)
+	p, err := policy.Compile(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, r := range spec.Allow {
+		if (r.Expires == 0) != (c.Expiries[i] == Expiry{}) || r.Expires < 0 || r.Expires != 0 && r.Expires <= int64(time.Hour) {
+			t.Fatalf("rule %+v expires %+v", r, c.Expiries[i])
+		}
+		if r.MaxUp < 0 || r.MaxDown < 0 || r.Rate < 0 || r.Line < 1 {
+			t.Fatalf("rule %+v", r)
+		}
+		base := strings.TrimLeft(r.Host, "*.")
+		if base != r.Host && isPublicSuffix(base) {
+			t.Fatalf("rule %+v allows everybody's names", r)
+		}
+		for _, name := range metadataNames {
+			if policy.Covers(r.Host, name) {
+				t.Fatalf("rule %+v allows %s", r, name)
+			}
+		}
+		for _, a := range r.Addresses {
+			if policy.CheckGrant(a) != nil {
+				t.Fatalf("rule %+v grants %s", r, a)
+			}
+		}
+		// No deny rule takes an exact rule back: that is a contradiction.
+		if base == r.Host {
+			for _, port := range r.Ports {
+				if d := p.Connect(r.Host, port); d.Verdict != policy.Allow {
+					t.Fatalf("rule %+v opens nothing on port %d: %+v", r, port, d)
+				}
+			}
+		}
+	}
+	if gone := spec.At(1 << 62); len(gone.Allow)+len(gone.Lapsed) != len(spec.Allow) {
+		t.Fatalf("At lost rules of %+v", spec)
+	}
+}
+
+// FuzzEgressSection puts hostile bytes where a card's egress section stands.
+func FuzzEgressSection(f *testing.F) {
+	for _, c := range cases {
+		if _, section, ok := strings.Cut(c.card, "egress:"); ok {
+			f.Add(section)
+		}
+	}
+	f.Add(" {allow: [{host: \"**.a.b\", ports: [1,65535], protocol: tls, inspect: true, max_bytes: {up: 999999999GiB}, rate: 9223372036854775807, expires: 87600h}]}")
+	f.Add("\n  allow:\n    - host: xn--\n      ports: [443]\n      protocol: tls\n      expires: 9999-12-31T23:59:59Z\n  deny:\n    - {host: \"**.a\"}\n    - {address: \"::ffff:0:0/96\"}")
+	f.Add("\n  allow:\n    - {host: a.b, ports: [80], protocol: http, methods: [GET], paths: [\"/*/x\"]}\n    - {host: A.b., ports: [80], protocol: http, methods: [GET, POST], paths: [\"/*\"]}")
+	f.Fuzz(func(t *testing.T, section string) {
+		c, err := ParseAt("x.yaml", []byte(minimal+"egress:"+section+"\n"), testNow)
+		if err != nil {
+			return
+		}
+		checkEgress(t, c)
+	})
+}
