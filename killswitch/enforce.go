@@ -215,6 +215,9 @@ func (s *Switch) enforceRevoked(ctx context.Context) {
 		req.All = req.All || t.Scope.All
 		req.Marks = append(req.Marks, t.Marks...)
 	}
+	if req.All {
+		req.Marks = nil // all is all: credd refuses an order that says both
+	}
 	if len(tags) == 0 || !req.All && len(req.Marks) == 0 {
 		return
 	}

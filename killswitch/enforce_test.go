@@ -93,6 +93,26 @@ func TestANewCreddIsToldAgain(t *testing.T) {
 	waitFor(t, "a credd that refuses to die", func() bool { return g.count1("kill "+creddDir) > 0 })
 }
 
+// TestANewCreddOutlivesATagOnEverything: what credd is told under a tag on the whole box must be an order that it
+// understands. One that it refuses would have it killed again and again for as long as the tag hangs.
+func TestANewCreddOutlivesATagOnEverything(t *testing.T) {
+	g := newRig(t, "a1", "b1")
+	g.procs = []Process{{PID: 1}}
+	s := g.sw()
+	order(t, s, wire.Scope{All: true}, wire.LayerCredential)
+	running(t, s)
+	for pid := 2; pid < 5; pid++ { // each a credd that was started again
+		told := g.count1("revoke")
+		g.mu.Lock()
+		g.procs = []Process{{PID: pid}}
+		g.mu.Unlock()
+		waitFor(t, "the new credd is told", func() bool { return g.count1("revoke") > told })
+	}
+	if n := g.count1("kill " + creddDir); n != 0 {
+		t.Errorf("credd was killed %d times", n)
+	}
+}
+
 func TestSentinelFile(t *testing.T) {
 	g := newRig(t, "a1")
 	s := g.sw()

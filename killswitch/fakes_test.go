@@ -2,6 +2,7 @@ package killswitch
 
 import (
 	"context"
+	"errors"
 	"io"
 	"io/fs"
 	"log/slog"
@@ -283,6 +284,9 @@ func (g *rig) Revoke(ctx context.Context, r wire.RevokeRequest) (int, error) {
 	g.note("revoke")
 	if f := hook(g, &g.revoke); f != nil {
 		return f(ctx, r)
+	}
+	if r.All == (len(r.Marks) > 0) { // as credd itself has it
+		return 0, errors.New("name marks, or all, and not both")
 	}
 	return len(r.Marks), nil
 }
