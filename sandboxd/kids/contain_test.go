@@ -37,7 +37,7 @@ func TestKidIsContained(t *testing.T) {
 	p := plan()
 	p.Inputs = []files.Input{probeInput(t)}
 	b.spawn("k1", p)
-	status := b.sh("k1", "cat /proc/self/status /proc/self/uid_map /proc/self/gid_map; ls -d /sys; cat /proc/kcore /proc/keys /proc/timer_list | wc -c; ulimit -c; ulimit -n; ls /home /root /var /run")
+	status := b.sh("k1", "cat /proc/self/status /proc/self/uid_map /proc/self/gid_map; ls -d /sys; cat /proc/kcore /proc/keys /proc/timer_list /proc/cmdline | wc -c; ulimit -c; ulimit -n; ls /home /root /var /run")
 	text := strings.Join(strings.Fields(status.stdout.String()), " ")
 	k := b.Manager.kids["k1"]
 	first, count := b.inst.KidUIDRange(k.rec.Session.Index)
@@ -60,6 +60,7 @@ func TestKidIsContained(t *testing.T) {
 		"umount": "EPERM", "mount": "EPERM", "chroot": "EPERM", "unshare user": "EPERM",
 		"socket vsock": "EPERM", "socket alg": "EPERM", "socket packet": "EPERM", "socket bluetooth": "EPERM", "raw socket": "EPERM",
 		"socket inet": "", "socket unix": "", "socket netlink": "",
+		"socketpair inet": "EPERM", "socketpair alg": "EPERM", "socketpair tipc": "EPERM", "socketpair unix": "",
 		"write /x": "EROFS", "write /usr/x": "EROFS", "write /etc/passwd": "EROFS EACCES", "write /dev/x": "EACCES",
 		"write /proc/sys/kernel/core_pattern": "EROFS EACCES", "write /proc/sysrq-trigger": "EROFS ENOENT EACCES",
 		"signal init": "EPERM", "trace init": "EPERM",

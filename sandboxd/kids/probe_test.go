@@ -23,6 +23,10 @@ func runProbe(name string) int {
 		fmt.Printf("%d %v\n", n, err)
 	case "memory":
 		hoard()
+	case "stop-all":
+		for {
+			unix.Kill(-1, unix.SIGSTOP) // all that it may signal but itself
+		}
 	case "fill":
 		n, err := fill(os.Args[1])
 		fmt.Printf("%d %v\n", n, err)
@@ -65,6 +69,10 @@ func attacks() map[string]string {
 	for name, family := range map[string]uintptr{"vsock": unix.AF_VSOCK, "alg": unix.AF_ALG, "packet": unix.AF_PACKET, "bluetooth": unix.AF_BLUETOOTH,
 		"inet": unix.AF_INET, "unix": unix.AF_UNIX, "netlink": unix.AF_NETLINK} {
 		call("socket "+name, unix.SYS_SOCKET, family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	}
+	var pair [2]int32
+	for name, family := range map[string]uintptr{"inet": unix.AF_INET, "alg": unix.AF_ALG, "tipc": unix.AF_TIPC, "unix": unix.AF_UNIX} {
+		call("socketpair "+name, unix.SYS_SOCKETPAIR, family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0, uintptr(unsafe.Pointer(&pair)))
 	}
 	call("raw socket", unix.SYS_SOCKET, unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_ICMP)
 	for _, path := range []string{"/x", "/usr/x", "/etc/passwd", "/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/dev/x"} {

@@ -28,7 +28,7 @@ var forbidden = []string{
 	// socketcall hides the address family behind a pointer, where the rules below cannot see it
 	"socketcall",
 	// replaced by socketRules and by a rule that answers ENOSYS
-	"socket", "clone3",
+	"socket", "socketpair", "clone3",
 }
 
 // families are the address families that a kid may open sockets of. Netlink is needed to list interfaces;
@@ -62,13 +62,19 @@ func seccompProfile() (*specs.LinuxSeccomp, error) {
 	return profile, nil
 }
 
+// socketRules limits socket(2) to families, and socketpair(2) to the one of them that has pairs: it makes
+// both sockets, of any family, before it finds out whether the family can pair them.
 func socketRules() []specs.LinuxSyscall {
-	var rules []specs.LinuxSyscall
+	rules := []specs.LinuxSyscall{familyRule("socketpair", unix.AF_UNIX)}
 	for _, family := range families {
-		rules = append(rules, specs.LinuxSyscall{
-			Names: []string{"socket"}, Action: specs.ActAllow,
-			Args: []specs.LinuxSeccompArg{{Index: 0, Value: family, Op: specs.OpEqualTo}},
-		})
+		rules = append(rules, familyRule("socket", family))
 	}
 	return rules
+}
+
+func familyRule(call string, family uint64) specs.LinuxSyscall {
+	return specs.LinuxSyscall{
+		Names: []string{call}, Action: specs.ActAllow,
+		Args: []specs.LinuxSeccompArg{{Index: 0, Value: family, Op: specs.OpEqualTo}},
+	}
 }

@@ -32,6 +32,7 @@ var maskedPaths = []string{
 	"/proc/key-users", "/proc/kmsg", "/proc/kpagecgroup", "/proc/kpagecount", "/proc/kpageflags", "/proc/latency_stats",
 	"/proc/modules", "/proc/sched_debug", "/proc/scsi", "/proc/slabinfo", "/proc/timer_list", "/proc/timer_stats",
 	"/proc/vmallocinfo", "/proc/driver", "/proc/diskstats", "/proc/partitions", "/proc/iomem", "/proc/ioports",
+	"/proc/cmdline", "/proc/bootconfig", "/proc/consoles",
 }
 
 var readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}

@@ -38,6 +38,10 @@ func TestSeccompAllowsNothingForbidden(t *testing.T) {
 					continue
 				}
 				sockets = append(sockets, rule.Args[0].Value)
+			case name == "socketpair":
+				if len(rule.Args) != 1 || rule.Args[0] != (specs.LinuxSeccompArg{Index: 0, Value: unix.AF_UNIX, Op: specs.OpEqualTo}) {
+					t.Errorf("socketpair rule %+v: want local sockets alone", rule)
+				}
 			case name == "clone3":
 				if rule.Action != specs.ActErrno || rule.ErrnoRet == nil || *rule.ErrnoRet != uint(unix.ENOSYS) {
 					t.Errorf("clone3 rule %+v: want ENOSYS", rule)
