@@ -72,6 +72,8 @@ type Runtime interface {
 	Delete(ctx context.Context, id string) error
 	State(ctx context.Context, id string) (runtime.State, error)
 	List() ([]string, error)
+	// Reap clears away what commands that did not start left behind.
+	Reap()
 }
 
 // Image makes root filesystems; *image.Host is one.

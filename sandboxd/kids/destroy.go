@@ -60,7 +60,7 @@ func (m *Manager) holds(k *kid) bool {
 	return m.kids[k.name] == k
 }
 
-// Run finishes teardowns that could not be finished at once, until ctx ends.
+// Run finishes what could not be finished at once, teardowns and commands that did not start, until ctx ends.
 func (m *Manager) Run(ctx context.Context) {
 	tick := time.NewTicker(retryTeardown)
 	defer tick.Stop()
@@ -70,6 +70,7 @@ func (m *Manager) Run(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
+		m.cfg.Runtime.Reap()
 		for _, k := range m.destroying() {
 			if !k.life.TryLock() {
 				continue // somebody is at it

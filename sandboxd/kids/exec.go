@@ -118,6 +118,9 @@ func checkExec(r wire.ExecRequest) error {
 	if slices.ContainsFunc(append([]string{r.Dir}, r.Argv...), func(s string) bool { return strings.ContainsRune(s, 0) }) {
 		return refuse(Invalid, reason.Malformed, "the command contains a NUL byte")
 	}
+	if max(len(r.Dir), len(r.Argv[0])) >= unix.PathMax { // and runc would hang on saying so
+		return refuse(Invalid, reason.Malformed, "the command or its directory is longer than a path can be (%d bytes)", unix.PathMax-1)
+	}
 	if r.Dir != "" && !path.IsAbs(r.Dir) {
 		return refuse(Invalid, reason.Malformed, "directory %q: give an absolute path", r.Dir)
 	}
@@ -160,7 +163,7 @@ func (m *Manager) start(ctx context.Context, k *kid, r wire.ExecRequest) (*runti
 		dir = runtime.Home
 	}
 	return m.cfg.Runtime.Exec(ctx, k.name, "exec-"+strings.ToLower(ulid.Make().String()), m.bundleDir(k), runtime.Process{
-		Argv: r.Argv, Dir: dir, OpenFiles: k.rec.Plan.Limits.OpenFiles,
+		Argv: r.Argv, Dir: dir, OpenFiles: k.rec.Plan.Limits.OpenFiles, Owner: m.owner(k).UID,
 		Env: environment(m.cfg.Images[k.rec.Plan.Image].Env(), k.rec.Plan.Env, k.rec.Tokens, r.Env),
 	})
 }

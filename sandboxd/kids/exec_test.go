@@ -12,8 +12,11 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"tagout/internal/cgroup"
 	"tagout/internal/wire"
+	"tagout/sandboxd/files"
 )
 
 func TestExecResults(t *testing.T) {
@@ -33,6 +36,7 @@ func TestExecResults(t *testing.T) {
 		"directory":      {wire.ExecRequest{Argv: []string{"pwd"}, Dir: "/tmp"}, wire.ExecExit{Result: "exited"}, "/tmp\n"},
 		"environment":    {wire.ExecRequest{Argv: []string{"sh", "-c", "echo $GREETING"}, Env: map[string]string{"GREETING": "ho"}}, wire.ExecExit{Result: "exited"}, "ho\n"},
 		"no input":       {wire.ExecRequest{Argv: []string{"wc", "-c"}}, wire.ExecExit{Result: "exited"}, "0\n"},
+		"streams":        {wire.ExecRequest{Argv: []string{"sh", "-c", "cat </dev/stdin >/dev/stdout && echo more >/dev/stderr"}, Stdin: []byte("in\n")}, wire.ExecExit{Result: "exited"}, "in\n"},
 		"unread input":   {wire.ExecRequest{Argv: []string{"true"}, Stdin: make([]byte, 1<<20)}, wire.ExecExit{Result: "exited"}, ""},
 	} {
 		r := b.exec("k1", c.r)
@@ -47,6 +51,7 @@ func TestExecResults(t *testing.T) {
 	}
 	for name, r := range map[string]wire.ExecRequest{
 		"nothing": {}, "NUL": {Argv: []string{"a\x00b"}}, "relative": {Argv: []string{"true"}, Dir: "x"}, "env": {Argv: []string{"true"}, Env: map[string]string{"A B": ""}},
+		"long command": {Argv: []string{"/" + strings.Repeat("a", 1<<17)}}, "long directory": {Argv: []string{"true"}, Dir: "/" + strings.Repeat("a", 1<<17)},
 	} {
 		if _, err := runExec(t.Context(), b.Manager, "k1", r); KindOf(err) != Invalid {
 			t.Errorf("%s: %v, want it refused as invalid", name, err)
@@ -55,6 +60,98 @@ func TestExecResults(t *testing.T) {
 	if _, err := runExec(t.Context(), b.Manager, "nobody", wire.ExecRequest{Argv: []string{"true"}}); KindOf(err) != NotFound {
 		t.Errorf("unknown kid: %v", err)
 	}
+}
+
+// TestExecWritesNothingOutsideTheBox (invariant 8): a sandboxd that is killed while a command starts leaves the
+// command's environment nowhere but in the kid's own directory, which goes with the kid.
+func TestExecWritesNothingOutsideTheBox(t *testing.T) {
+	b := newBox(t, "tsbtmp")
+	b.spawn("k1", plan())
+	for _, name := range []string{"TMPDIR", "XDG_RUNTIME_DIR"} {
+		t.Setenv(name, filepath.Join(t.TempDir(), "nothing-can-be-written-here"))
+	}
+	if r := b.sh("k1", "echo ran"); r.stdout.String() != "ran\n" {
+		t.Errorf("%+v %q", r.exit, r.stderr.String())
+	}
+}
+
+// TestKidHoldsUpACommand: once runc has put the kid's uid on, the kid's processes can stop it. The command is
+// given up, and nothing of it keeps the kid from ending (invariant 4).
+func TestKidHoldsUpACommand(t *testing.T) {
+	b := newBox(t, "tsbheld")
+	p := plan()
+	p.Inputs = []files.Input{probeInput(t)}
+	b.spawn("k1", p)
+	go b.probe("k1", "stop-all")
+	init := b.Manager.kids["k1"].pid
+	held := func() bool { return len(children(t, "T", "runc:[")) > 0 }
+	for try := 0; ; try++ {
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan *result, 1)
+		go func() {
+			r, err := runExec(ctx, b.Manager, "k1", wire.ExecRequest{Argv: []string{"/bin/true"}})
+			if err != nil {
+				t.Error(err)
+			}
+			done <- r
+		}()
+		caught := false
+		eventually(t, "the command is held up or over", func() bool {
+			caught = held()
+			return caught || len(done) > 0 || len(children(t, "T", "true")) > 0
+		})
+		cancel()
+		r := <-done
+		if caught && r != nil {
+			if r.exit.Result != resultFailed || strings.Contains(r.exit.Detail, "busy") {
+				t.Errorf("a command that was held up: %+v", r.exit)
+			}
+			break
+		}
+		if try == 50 {
+			t.Fatal("no command was ever held up: the test proves nothing")
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ran := make(chan struct{})
+	go func() { b.Run(ctx); close(ran) }()
+	defer func() { cancel(); <-ran }()
+	if err := cgroup.Kill(b.layout.V2(b.Manager.cgroupRel("k1"))); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "kid-init is gone", func() bool { return errors.Is(unix.Kill(init, 0), unix.ESRCH) })
+	eventually(t, "nothing dead is left", func() bool { return len(children(t, "Z", "runc:[")) == 0 })
+}
+
+// children lists this process's children in the given state whose name begins so.
+func children(t *testing.T, state, name string) []string {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for _, f := range files {
+		raw, err := os.ReadFile(f)
+		open, end := bytes.IndexByte(raw, '('), bytes.LastIndexByte(raw, ')')
+		if err != nil || end < 0 {
+			continue // gone
+		}
+		if fields := strings.Fields(string(raw[end+1:])); fields[0] == state && strings.HasPrefix(string(raw[open+1:]), name) && ours(fields[1]) {
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+// ours says whether the process with the given pid is this one or a runc that it started.
+func ours(pid string) bool {
+	self := strconv.Itoa(os.Getpid())
+	if pid == self {
+		return true
+	}
+	raw, err := os.ReadFile(filepath.Join("/proc", pid, "status"))
+	return err == nil && strings.Contains(string(raw), "\nPPid:\t"+self+"\n")
 }
 
 // TestEveryByteArrives sends binary input through and back, more than any pipe holds, with a slow receiver.

@@ -2,6 +2,7 @@ package runtime
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -39,31 +40,19 @@ func (r *Runc) Exec(ctx context.Context, id, name, bundle string, p Process) (ru
 	if err != nil {
 		return fail(err)
 	}
-	pipes, err := newPipes()
+	pipes, err := newPipes(p.Owner)
 	if err != nil {
-		group.remove() //nolint:errcheck // already failing
+		r.abandon(group)
 		return fail(err)
 	}
-	pidFile, logFile := filepath.Join(bundle, name+".pid"), filepath.Join(bundle, name+".log")
-	defer os.Remove(pidFile) //nolint:errcheck // read by then
-	defer os.Remove(logFile) //nolint:errcheck // as above
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
 	r.procs.starting.RLock() // until the command is known to be ours to reap
 	defer r.procs.starting.RUnlock()
-	err = r.runc.Exec(ctx, id, *process(p, KidUID), &gorunc.ExecOpts{
-		IO: pipes, PidFile: pidFile, LogFile: logFile, Detach: true, ExtraArgs: []string{"--cgroup", name},
-	})
+	pid, err := r.enter(ctx, id, name, bundle, p, pipes)
 	pipes.closeTheirs()
-	var pid int
-	if err == nil {
-		pid, err = readPID(pidFile)
-	} else {
-		err = fmt.Errorf("%w: %w", ErrNotStarted, explain(err, logFile))
-	}
 	if err != nil {
 		pipes.closeOurs()
-		return fail(errors.Join(err, group.kill(), group.remove()))
+		r.abandon(group)
+		return fail(err)
 	}
 	run = &Running{PID: pid, Stdin: pipes.in.w, Stdout: pipes.out.r, Stderr: pipes.err.r, group: group, done: make(chan struct{})}
 	r.procs.add(pid)
@@ -72,6 +61,50 @@ func (r *Runc) Exec(ctx context.Context, id, name, bundle string, p Process) (ru
 		r.procs.remove(pid)
 	}()
 	return run, nil
+}
+
+// enter lets runc start p and returns its pid. It does not use go-runc, which would write p with its
+// environment, tokens included, to a file in the machine's temporary directory: a sandboxd that is killed
+// would leave it there for good. The bundle goes with the kid.
+func (r *Runc) enter(ctx context.Context, id, name, bundle string, p Process, pipes *pipes) (int, error) {
+	base := filepath.Join(bundle, name)
+	specFile, pidFile, logFile := base+".json", base+".pid", base+".log"
+	defer func() {
+		for _, f := range []string{specFile, pidFile, logFile} {
+			os.Remove(f) // read by then
+		}
+	}()
+	raw, err := json.Marshal(process(p, KidUID))
+	if err == nil {
+		err = os.WriteFile(specFile, raw, 0o600)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("writing down the command: %w", err)
+	}
+	within, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	cmd := exec.CommandContext(within, gorunc.DefaultCommand, "--root", r.root, "--log", logFile, "--log-format", string(gorunc.JSON),
+		"exec", "--process", specFile, "--detach", "--pid-file", pidFile, "--cgroup", name, id)
+	pipes.Set(cmd)
+	err = cmd.Run()
+	switch {
+	case err == nil:
+		return readPID(pidFile)
+	case ctx.Err() != nil:
+		return 0, fmt.Errorf("it had not started when it was called off: %w", ctx.Err())
+	case within.Err() != nil: // the kid can do that: once runc has put its uid on, its processes may stop it
+		return 0, fmt.Errorf("it did not start within %v: processes in the kid may hold it up", patience)
+	default:
+		return 0, fmt.Errorf("%w: %w", ErrNotStarted, explain(err, logFile))
+	}
+}
+
+// abandon kills what is in the cgroup of a command that did not start. Reap removes it.
+func (r *Runc) abandon(g execGroup) {
+	g.kill() // what cannot be killed now dies with the kid
+	r.procs.mu.Lock()
+	defer r.procs.mu.Unlock()
+	r.procs.abandoned = append(r.procs.abandoned, g)
 }
 
 // Done is closed when the command itself has ended; what it started may go on.
@@ -116,16 +149,20 @@ type pipe struct{ r, w *os.File }
 // pipes connects a command's standard streams. It implements go-runc's IO.
 type pipes struct{ in, out, err pipe }
 
-func newPipes() (*pipes, error) {
+// newPipes makes pipes that belong to owner, a uid and gid of the host: the command may then open
+// /dev/stdout and the like again (proc(5)), as any program may.
+func newPipes(owner int) (*pipes, error) {
 	var p pipes
 	for _, end := range []*pipe{&p.in, &p.out, &p.err} {
-		r, w, err := os.Pipe()
+		var err error
+		if end.r, end.w, err = os.Pipe(); err == nil {
+			err = end.r.Chown(owner, owner) // of the one inode that both ends are
+		}
 		if err != nil {
 			p.closeTheirs()
 			p.closeOurs()
 			return nil, fmt.Errorf("making pipes: %w", err)
 		}
-		end.r, end.w = r, w
 	}
 	return &p, nil
 }

@@ -3,6 +3,7 @@ package runtime
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -14,8 +15,9 @@ import (
 type processes struct {
 	starting sync.RWMutex // held for reading while a command starts and nobody waits for it yet
 
-	mu   sync.Mutex
-	ours map[int]bool // guarded by mu; commands that Running.wait waits for
+	mu        sync.Mutex
+	ours      map[int]bool // guarded by mu; commands that Running.wait waits for
+	abandoned []execGroup  // guarded by mu; cgroups of commands that did not start
 }
 
 func (p *processes) add(pid int) {
@@ -34,6 +36,16 @@ func (p *processes) has(pid int) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.ours[pid]
+}
+
+// Reap clears away what commands that did not start left behind: dead processes and cgroups. Until then a
+// dead process that entered a kid from outside keeps the kid's pid namespace, and with it kid-init, from
+// ending (pid_namespaces(7)). Call it now and then.
+func (r *Runc) Reap() {
+	r.reapStrays()
+	r.procs.mu.Lock()
+	defer r.procs.mu.Unlock()
+	r.procs.abandoned = slices.DeleteFunc(r.procs.abandoned, func(g execGroup) bool { return g.remove() == nil })
 }
 
 // reapStrays reaps dead children that nobody waits for: what a runc that was cut short, or a sandboxd that

@@ -58,6 +58,7 @@ type Process struct {
 	Env       []string
 	Dir       string
 	OpenFiles uint64
+	Owner     int // the host's uid and gid that KidUID is outside: its pipes belong to it
 }
 
 // Exit is how a process ended: Code is its exit code where Signal is 0.
