@@ -9,7 +9,10 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"tagout/internal/wire"
 )
@@ -39,6 +42,39 @@ func (e *Error) Error() string {
 		return e.Problem.Detail
 	}
 	return e.Problem.Title
+}
+
+// Unanswered is a call that got no answer: nobody listens, whoever does is silent, or the caller gave up.
+type Unanswered struct {
+	Route, Socket string
+	Err           error // never nil
+}
+
+func (e *Unanswered) Error() string {
+	call := "calling " + e.Route + " over " + e.Socket + ": "
+	switch {
+	case errors.Is(e.Err, unix.ENOENT), errors.Is(e.Err, unix.ECONNREFUSED):
+		return call + "nobody serves it: is the daemon running?"
+	case errors.Is(e.Err, unix.EACCES):
+		return call + "permission denied"
+	case errors.Is(e.Err, context.DeadlineExceeded):
+		return call + "no answer in time"
+	case errors.Is(e.Err, io.EOF), errors.Is(e.Err, unix.ECONNRESET), errors.Is(e.Err, unix.EPIPE):
+		return call + "the daemon ended before it answered"
+	}
+	return call + e.Err.Error()
+}
+
+// Unwrap returns the cause.
+func (e *Unanswered) Unwrap() error { return e.Err }
+
+// cause takes off what net/http puts around an error: the method and an address that nobody knows.
+func cause(err error) error {
+	var u *url.Error
+	if errors.As(err, &u) {
+		return u.Err
+	}
+	return err
 }
 
 // Status returns the HTTP status of a refusal, 0 where err is none.
@@ -110,7 +146,7 @@ func (c *Client) send(ctx context.Context, method, route string, in any) (*http.
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
-		return nil, fmt.Errorf("calling %s over %s: is the daemon running? %w", route, c.path, err)
+		return nil, &Unanswered{Route: route, Socket: c.path, Err: cause(err)}
 	}
 	if resp.StatusCode >= http.StatusBadRequest {
 		defer resp.Body.Close() // read below

@@ -3,6 +3,7 @@ package control
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -52,6 +53,28 @@ func TestPeerIsJudgedByTheKernelsWord(t *testing.T) {
 	for _, route := range []string{"/other", "/nobody"} {
 		if err := c.Call(t.Context(), http.MethodGet, route, nil, nil); Status(err) != http.StatusForbidden {
 			t.Errorf("%s: %v, want 403", route, err)
+		}
+	}
+}
+
+// TestUnanswered: a call that got no answer says in one line what is wrong, without what net/http puts around it.
+func TestUnanswered(t *testing.T) {
+	silent := make(chan struct{})
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /silent", func(_ http.ResponseWriter, r *http.Request) { <-silent })
+	mux.HandleFunc("GET /dies", func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
+	c := serve(t, mux)
+	t.Cleanup(func() { close(silent) })
+	short, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	for want, err := range map[string]error{
+		"nobody serves it":         NewClient(filepath.Join(t.TempDir(), "none")).Call(t.Context(), http.MethodGet, "/x", nil, nil),
+		"no answer in time":        c.Call(short, http.MethodGet, "/silent", nil, nil),
+		"ended before it answered": c.Call(t.Context(), http.MethodGet, "/dies", nil, nil),
+	} {
+		var u *Unanswered
+		if !errors.As(err, &u) || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "http://") {
+			t.Errorf("%q instead of %q", err, want)
 		}
 	}
 }
