@@ -23,6 +23,66 @@ func Kill(dir string) error {
 	return nil
 }
 
+// KillAndWait kills every process in dir and below and returns when all that were in it at the call are gone,
+// whatever was started there since: a supervisor may be quicker than any look at whether dir is empty. n counts
+// them; 0 also where there is no such cgroup. When ctx ends first it returns ctx's error.
+func KillAndWait(ctx context.Context, dir string) (n int, err error) {
+	held, err := hold(dir)
+	defer func() {
+		for _, fd := range held {
+			unix.Close(fd) // nothing was written
+		}
+	}()
+	if err != nil {
+		return 0, err
+	}
+	if err := Kill(dir); err != nil && !gone(err) {
+		return len(held), err
+	}
+	for _, fd := range held {
+		if err := waitExit(ctx, fd); err != nil {
+			return len(held), fmt.Errorf("waiting for the processes of cgroup %s to die: %w", dir, err)
+		}
+	}
+	return len(held), nil
+}
+
+// hold opens a pidfd for every process in dir and below: unlike a pid, it never comes to mean another one.
+func hold(dir string) (fds []int, err error) {
+	pids, err := Procs(dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, pid := range pids {
+		fd, err := unix.PidfdOpen(pid, 0)
+		if errors.Is(err, unix.ESRCH) {
+			continue // gone already
+		}
+		if err != nil {
+			return fds, fmt.Errorf("opening process %d: %w", pid, err)
+		}
+		fds = append(fds, fd)
+	}
+	return fds, nil
+}
+
+// waitExit waits until the process behind a pidfd has ended; a pidfd is readable then (pidfd_open(2)).
+func waitExit(ctx context.Context, fd int) error {
+	for {
+		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}} // descriptors fit
+		n, err := retry(func() (int, error) { return unix.Poll(fds, int(lookAgain/time.Millisecond)) })
+		if err != nil {
+			return fmt.Errorf("polling: %w", err)
+		}
+		if n > 0 {
+			return nil
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+	}
+}
+
 // CanKill says whether Kill would be permitted, without killing anything.
 func CanKill(dir string) error {
 	file := filepath.Join(dir, "cgroup.kill")

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -224,5 +225,53 @@ func waitFor(t *testing.T, cond func() bool) {
 		case <-deadline:
 			t.Fatal("condition not met in 10 s")
 		}
+	}
+}
+
+// TestKillAndWaitLooksAtWhatWasThere: what a supervisor starts in the cgroup meanwhile is no survivor.
+func TestKillAndWaitLooksAtWhatWasThere(t *testing.T) {
+	l, rel := scratch(t)
+	dir := l.V2(rel)
+	old := start(t, l, rel, "/bin/sleep", "600").Process.Pid
+	stop, done := make(chan struct{}), make(chan struct{})
+	var later []*exec.Cmd
+	go func() { // never leaves the cgroup empty for long
+		defer close(done)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			cmd := exec.Command("/bin/sleep", "600")
+			if err := cmd.Start(); err != nil {
+				t.Error(err)
+				return
+			}
+			later = append(later, cmd)
+			if err := Join(dir, cmd.Process.Pid); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	}()
+	n, err := KillAndWait(within(t, 5*time.Second), dir)
+	close(stop)
+	<-done
+	if err != nil || n == 0 {
+		t.Errorf("killed %d, %v", n, err)
+	}
+	if pids, err := Procs(dir); err != nil || slices.Contains(pids, old) {
+		t.Errorf("process %d is still among %v, %v", old, pids, err)
+	}
+	for _, cmd := range later {
+		cmd.Process.Kill() // may be dead
+		cmd.Wait()         // killed on purpose
+	}
+	if n, err := KillAndWait(within(t, 5*time.Second), dir); n != 0 || err != nil {
+		t.Errorf("an empty cgroup: %d, %v", n, err)
+	}
+	if n, err := KillAndWait(within(t, time.Second), dir+"-none"); n != 0 || err != nil {
+		t.Errorf("no such cgroup: %d, %v", n, err)
 	}
 }
