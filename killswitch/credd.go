@@ -2,17 +2,26 @@ package killswitch
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
 	"net/http"
+
+	"golang.org/x/sys/unix"
 
 	"tagout/internal/control"
 	"tagout/internal/wire"
 )
 
 // Credd is the Credentials that asks credd over its socket.
-type Credd struct{ client *control.Client }
+type Credd struct {
+	client *control.Client
+	path   string
+}
 
 // NewCredd returns the client for the socket at path. Nothing is dialled yet.
-func NewCredd(path string) Credd { return Credd{client: control.NewClient(path)} }
+func NewCredd(path string) Credd { return Credd{client: control.NewClient(path), path: path} }
 
 // Revoke has credd forget the tokens of the sessions in r.
 func (c Credd) Revoke(ctx context.Context, r wire.RevokeRequest) (int, error) {
@@ -23,6 +32,32 @@ func (c Credd) Revoke(ctx context.Context, r wire.RevokeRequest) (int, error) {
 		return 0, err
 	}
 	return reply.Revoked, nil
+}
+
+// Server connects to credd's socket and asks the kernel who listens there (SO_PEERCRED, unix(7)). It does not
+// need credd to do anything, so it tells of one that hangs, too.
+func (c Credd) Server(ctx context.Context) (pid int, err error) {
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "unix", c.path)
+	if errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("looking who serves %s: %w", c.path, err)
+	}
+	defer conn.Close() // nothing was written
+	raw, err := conn.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return 0, fmt.Errorf("looking who serves %s: %w", c.path, err)
+	}
+	var cred *unix.Ucred
+	var credErr error
+	if err := raw.Control(func(fd uintptr) {
+		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil || credErr != nil {
+		return 0, fmt.Errorf("looking who serves %s: %w", c.path, errors.Join(err, credErr))
+	}
+	return int(cred.Pid), nil
 }
 
 // Reachable asks whether credd serves.

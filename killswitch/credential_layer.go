@@ -2,9 +2,8 @@ package killswitch
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
+	"slices"
 
 	"tagout/internal/wire"
 )
@@ -61,19 +60,42 @@ func (s *Switch) revoke(req wire.RevokeRequest) (int, error) {
 	}
 }
 
+// killCredd ends every credd that may know a token. What counts is that the processes which were there are
+// gone, and not that none is there: a supervisor starts a new one at once, and that one knows no token.
 func (s *Switch) killCredd(r *run, cause error) {
-	err := s.cfg.Cgroups.Kill(s.cfg.CreddDir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		r.emit(r.single, wire.LayerCredential, pointCredd, wire.StateFailed, fmt.Sprintf("%v; killing credd: %v", cause, err))
-	} else {
-		r.emit(r.single, wire.LayerCredential, pointCredd, wire.StateFired, fmt.Sprintf("killing credd: %v", cause))
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), s.t.CreddDeath)
 	defer cancel()
-	if werr := s.cfg.Cgroups.WaitEmpty(ctx, s.cfg.CreddDir); werr != nil {
-		r.emit(r.single, wire.LayerCredential, pointCredd, wire.StateFailed,
-			fmt.Sprintf("%v; credd was not seen to die: %v", cause, errors.Join(err, werr)))
-		return
+	r.emit(r.single, wire.LayerCredential, pointCredd, wire.StateFired, fmt.Sprintf("killing credd: %v", cause))
+	n, err := s.cfg.Cgroups.KillAndWait(ctx, s.cfg.CreddDir)
+	if err == nil {
+		err = s.strangerAsCredd(ctx)
 	}
-	r.emit(r.single, wire.LayerCredential, pointCredd, wire.StateObserved, fmt.Sprintf("credd killed: no credd, no token (%v)", cause))
+	switch {
+	case err != nil:
+		r.emit(r.single, wire.LayerCredential, pointCredd, wire.StateFailed, fmt.Sprintf("%v; credd was not seen to die: %v", cause, err))
+	case n == 0:
+		r.emit(r.single, wire.LayerCredential, pointCredd, wire.StateObserved, fmt.Sprintf("credd is not running: no credd, no token (%v)", cause))
+	default:
+		r.emit(r.single, wire.LayerCredential, pointCredd, wire.StateObserved, fmt.Sprintf("credd killed: no credd, no token (%v)", cause))
+	}
+}
+
+// strangerAsCredd returns an error where credd's socket is served by a process outside credd's cgroup, which
+// no stop can reach.
+func (s *Switch) strangerAsCredd(ctx context.Context) error {
+	pid, err := s.cfg.Credentials.Server(ctx)
+	if err != nil || pid == 0 {
+		return err
+	}
+	procs, err := s.cfg.Cgroups.Survivors(s.cfg.CreddDir)
+	if err != nil {
+		return err
+	}
+	if slices.Contains(pids(procs), pid) {
+		return nil
+	}
+	if again, err := s.cfg.Credentials.Server(ctx); err != nil || again != pid {
+		return err // it went while we looked
+	}
+	return fmt.Errorf("process %d serves credd's socket from outside the cgroup %s: kill it and start credd with `tagout up`", pid, s.cfg.CreddDir)
 }

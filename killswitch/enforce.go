@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"syscall"
 	"time"
@@ -192,6 +193,7 @@ func (s *Switch) again(t wire.Tag, tg target, l wire.Layer, what string, err err
 func (s *Switch) slowly(ctx context.Context) {
 	tick := time.NewTicker(s.t.Slow)
 	defer tick.Stop()
+	s.finishCuts(ctx)
 	for {
 		s.keepUnkept()
 		s.enforceRevoked(ctx)
@@ -200,6 +202,37 @@ func (s *Switch) slowly(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
+	}
+}
+
+// finishCuts destroys the sockets of what the tags cover that were there at the start: a predecessor may have
+// been killed before it did. Their packets are dropped all the same.
+func (s *Switch) finishCuts(ctx context.Context) {
+	tags := s.enforced(wire.LayerNetwork)
+	if len(tags) == 0 {
+		return
+	}
+	docs, err := s.cfg.Sessions.Load()
+	if err != nil {
+		s.cfg.Log.Error("reading session documents to finish stops", "error", err)
+	}
+	var marks []uint32
+	var addrs []netip.Addr
+	for _, t := range tags {
+		marks = append(marks, t.Marks...)
+		for _, d := range docs {
+			if inScope(t.Scope, d.Kid, d.Card) {
+				marks, addrs = append(marks, d.Mark), append(addrs, d.Addr)
+			}
+		}
+	}
+	if len(marks) == 0 {
+		return
+	}
+	call, cancel := context.WithTimeout(ctx, s.t.Network)
+	defer cancel()
+	if n, err := s.cfg.Sockets.Destroy(call, marks, addrs); n > 0 || err != nil {
+		s.again(tags[0], target{}, wire.LayerNetwork, fmt.Sprintf("%d sockets that a stop had left were destroyed", n), err)
 	}
 }
 
@@ -221,8 +254,7 @@ func (s *Switch) enforceRevoked(ctx context.Context) {
 	if len(tags) == 0 || !req.All && len(req.Marks) == 0 {
 		return
 	}
-	procs, err := s.cfg.Cgroups.Survivors(s.cfg.CreddDir)
-	now := fmt.Sprint(pids(procs))
+	now, err := s.creddPIDs()
 	if e := &s.enforce; err == nil && e.credd == now && time.Since(e.creddAt) < revokeAge {
 		return
 	}
@@ -234,10 +266,23 @@ func (s *Switch) enforceRevoked(ctx context.Context) {
 		s.enforce.credd, s.enforce.creddAt = now, time.Now()
 	case ctx.Err() != nil, errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
 		// It does not serve, so it accepts no token either; it is asked again at the next round.
+	case s.creddReplaced(now):
+		// It died over the question; its successor is asked at the next round.
 	default:
 		killErr := s.cfg.Cgroups.Kill(s.cfg.CreddDir)
 		s.again(tags[0], target{}, wire.LayerCredential, fmt.Sprintf("credd did not revoke (%v) and was killed", err), killErr)
 	}
+}
+
+// creddPIDs tells one run of credd from another.
+func (s *Switch) creddPIDs() (string, error) {
+	procs, err := s.cfg.Cgroups.Survivors(s.cfg.CreddDir)
+	return fmt.Sprint(pids(procs)), err
+}
+
+func (s *Switch) creddReplaced(before string) bool {
+	now, err := s.creddPIDs()
+	return err == nil && now != before
 }
 
 func pids(procs []Process) []int {

@@ -56,7 +56,7 @@ func TestRestartFinishesAStop(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := newRig(t, "a1")
 			tag := wire.Tag{Stop: "01A", Scope: sc, Layers: wire.AllLayers(), By: "ada", Placed: time.Now(), Marks: []uint32{g.docs["a1"].Mark}}
-			g.load = func() (hanging, released, damaged []wire.Tag) { return []wire.Tag{tag}, nil, nil }
+			g.load = func() Kept { return Kept{Hanging: []wire.Tag{tag}} }
 			s := g.sw()
 			if _, ok := s.Clear(wire.Scope{Kid: "a1", Card: "card-a"}); ok {
 				t.Error("cleared before enforcement began")
@@ -66,8 +66,11 @@ func TestRestartFinishesAStop(t *testing.T) {
 				some, err := g.Populated(kidsDir + "/a1")
 				on, err2 := g.Stopped(g.docs["a1"].Mark)
 				flag, err3 := g.AllStopped()
-				return !some && on && flag == sc.All && g.count1("revoke") > 0 && errors.Join(err, err2, err3) == nil
+				return !some && on && flag == sc.All && g.count1("revoke") > 0 && g.count1("destroy") > 0 && errors.Join(err, err2, err3) == nil
 			})
+			if g.count1("kill "+creddDir) != 0 {
+				t.Error("credd was killed, although it revokes what it is asked to")
+			}
 		})
 	}
 }
@@ -111,6 +114,63 @@ func TestANewCreddOutlivesATagOnEverything(t *testing.T) {
 	if n := g.count1("kill " + creddDir); n != 0 {
 		t.Errorf("credd was killed %d times", n)
 	}
+}
+
+// TestACreddThatDiesOverTheQuestionIsNotKilled: its successor knows no token and only has to be asked.
+func TestACreddThatDiesOverTheQuestionIsNotKilled(t *testing.T) {
+	g := newRig(t, "a1")
+	g.procs = []Process{{PID: 1}}
+	s := g.sw()
+	order(t, s, wire.Scope{Kid: "a1"}, wire.LayerCredential)
+	g.mu.Lock()
+	g.revoke = func(context.Context, wire.RevokeRequest) (int, error) {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.procs = []Process{{PID: g.procs[0].PID + 1}}
+		return 0, syscall.ECONNRESET
+	}
+	g.mu.Unlock()
+	running(t, s)
+	waitFor(t, "several attempts", func() bool { return g.count1("revoke") >= 5 })
+	if g.count1("kill "+creddDir) != 0 {
+		t.Error("credd was killed while it starts")
+	}
+}
+
+// TestAStopIsNotedBeforeItFires (S13): whenever the process is killed, either nothing has fired or a successor
+// finishes the stop.
+func TestAStopIsNotedBeforeItFires(t *testing.T) {
+	for name, sc := range map[string]wire.Scope{"kid": {Kid: "a1"}, "card": {Card: "card-a"}, "all": {All: true}} {
+		t.Run(name, func(t *testing.T) {
+			g := newRig(t, "a1")
+			order(t, g.sw(), sc)
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			if len(g.calls) == 0 || g.calls[0] != "note" {
+				t.Errorf("calls %v: want the note first", g.calls)
+			}
+		})
+	}
+}
+
+// TestANotedStopIsFinishedAndKept: what a predecessor noted and did not come to keep is in force, and goes to
+// disk.
+func TestANotedStopIsFinishedAndKept(t *testing.T) {
+	g := newRig(t, "a1")
+	tag := wire.Tag{Stop: "01A", Scope: wire.Scope{Kid: "a1"}, Layers: wire.AllLayers(), By: "ada", Placed: time.Now(), Marks: []uint32{g.docs["a1"].Mark}}
+	g.load = func() Kept { return Kept{Noted: []wire.Tag{tag}} }
+	s := g.sw()
+	if _, ok := s.Clear(wire.Scope{Kid: "a1"}); ok {
+		t.Error("cleared before enforcement began")
+	}
+	running(t, s)
+	waitFor(t, "the stop finished and kept", func() bool {
+		some, err := g.Populated(kidsDir + "/a1")
+		g.mu.Lock()
+		_, kept := g.stored["01A"]
+		g.mu.Unlock()
+		return !some && err == nil && kept
+	})
 }
 
 func TestSentinelFile(t *testing.T) {

@@ -43,8 +43,10 @@ type rig struct {
 	put     func(t wire.Tag) error
 	release func(t wire.Tag) error
 	log     func(r audit.Record)
-	load    func() (hanging, released, damaged []wire.Tag)
+	load    func() Kept
+	server  func() (int, error)
 	procs   []Process
+	reborn  bool // what KillAndWait killed is there again when it returns
 }
 
 const kidsDir, creddDir = "/cg/kids", "/cg/credd"
@@ -151,6 +153,22 @@ func (g *rig) reallyKill(dir string) error {
 		}
 	}
 	return nil
+}
+
+func (g *rig) KillAndWait(ctx context.Context, dir string) (int, error) {
+	g.mu.Lock()
+	n, reborn := g.alive[dir], g.reborn
+	g.mu.Unlock()
+	if err := g.Kill(dir); err != nil {
+		return n, err
+	}
+	err := g.WaitEmpty(ctx, dir)
+	if reborn {
+		g.mu.Lock()
+		g.alive[dir] = n
+		g.mu.Unlock()
+	}
+	return n, err
 }
 
 func (g *rig) CanKill(string) error { return nil }
@@ -274,6 +292,7 @@ func (g *rig) Counters(mark uint32) (Counters, error) {
 func (g *rig) Armed() error { return nil }
 
 func (g *rig) Destroy(ctx context.Context, _ []uint32, _ []netip.Addr) (int, error) {
+	g.note("destroy")
 	if f := hook(g, &g.destroy); f != nil {
 		return f(ctx)
 	}
@@ -291,16 +310,28 @@ func (g *rig) Revoke(ctx context.Context, r wire.RevokeRequest) (int, error) {
 	return len(r.Marks), nil
 }
 
+func (g *rig) Server(context.Context) (int, error) {
+	if f := hook(g, &g.server); f != nil {
+		return f()
+	}
+	return 0, nil
+}
+
 func (g *rig) Reachable(context.Context) error { return nil }
 
 // tagStore is the rig's Tags; its Load has another signature than the rig's.
 type tagStore struct{ g *rig }
 
-func (s tagStore) Load() (hanging, released, damaged []wire.Tag) {
+func (s tagStore) Load() Kept {
 	if f := hook(s.g, &s.g.load); f != nil {
 		return f()
 	}
-	return nil, nil, nil
+	return Kept{}
+}
+
+func (s tagStore) Note(wire.Tag) error {
+	s.g.note("note")
+	return nil
 }
 
 func (s tagStore) Put(t wire.Tag) error {

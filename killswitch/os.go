@@ -18,7 +18,10 @@ import (
 // OSCgroups is the Cgroups of this machine.
 type OSCgroups struct{}
 
-func (OSCgroups) Kill(dir string) error                           { return cgroup.Kill(dir) }
+func (OSCgroups) Kill(dir string) error { return cgroup.Kill(dir) }
+func (OSCgroups) KillAndWait(ctx context.Context, dir string) (int, error) {
+	return cgroup.KillAndWait(ctx, dir)
+}
 func (OSCgroups) CanKill(dir string) error                        { return cgroup.CanKill(dir) }
 func (OSCgroups) Thaw(v2dir, freezerDir string) error             { return cgroup.Thaw(v2dir, freezerDir) }
 func (OSCgroups) Populated(dir string) (bool, error)              { return cgroup.Populated(dir) }

@@ -121,6 +121,11 @@ func (s *Switch) begin(o Order, targets []target) *Handle {
 	s.running[key] = r
 	s.hanging[r.id] = &hung{tag: r.currentTag(), writing: true}
 	s.mu.Unlock()
+	// From here on the stop is finished whatever becomes of this process: nothing may fire that no successor
+	// would know of.
+	if err := s.cfg.Tags.Note(r.currentTag()); err != nil {
+		s.cfg.Log.Error("noting a stop: if killswitchd is killed before the tag is on disk, nobody finishes the stop", "stop", r.id, "error", err)
+	}
 	go func() {
 		s.fire(r, targets)
 		s.mu.Lock()
@@ -168,9 +173,8 @@ func (s *Switch) fire(r *run, targets []target) {
 		s.amend(r.currentTag())
 	}
 	s.audit.send(r.record(audit.EventStopReceived, wire.StopEvent{Elapsed: time.Since(r.from), Detail: r.tag.Reason}))
-	// The tag goes to disk while the layers fire, not after they are done: firing does not wait for the
-	// disk, and if this process is killed in the middle, its successor finds the tag and finishes the stop.
-	// The report waits for it, within a limit.
+	// The tag goes to disk while the layers fire: firing does not wait for the disk, and the note bridges the
+	// time until then. The report waits for it, within a limit.
 	put := s.keep(r.currentTag())
 	wg.Wait()
 	s.reportTag(r, put)

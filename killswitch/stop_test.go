@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -173,6 +174,8 @@ func TestReportsWhatItSaw(t *testing.T) {
 		{"credd refuses and dies", wire.LayerCredential, func(g *rig) { g.revoke = func(context.Context, wire.RevokeRequest) (int, error) { return 0, lie } }, wire.StateObserved, "credd killed"},
 		{"credd hangs and dies", wire.LayerCredential, func(g *rig) { g.revoke = hang }, wire.StateObserved, "credd killed"},
 		{"credd hangs and lives", wire.LayerCredential, func(g *rig) { g.revoke = hang; g.kill = func(string) error { return nil } }, wire.StateFailed, "not seen to die"},
+		{"no credd runs", wire.LayerCredential, func(g *rig) { g.alive[creddDir] = 0; g.revoke = refused }, wire.StateObserved, "credd is not running"},
+		{"credd dies and a stranger serves its socket", wire.LayerCredential, func(g *rig) { g.revoke = hang; g.server = stranger }, wire.StateFailed, "process 78 serves credd's socket from outside"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := newRig(t, "a1")
@@ -187,6 +190,24 @@ func TestReportsWhatItSaw(t *testing.T) {
 				t.Errorf("an observation time for what was not observed: %v", lr.Observed)
 			}
 		})
+	}
+}
+
+func refused(context.Context, wire.RevokeRequest) (int, error) { return 0, syscall.ECONNREFUSED }
+
+// stranger is no process of the rig's credd.
+func stranger() (int, error) { return 78, nil }
+
+// TestACreddThatIsRestartedAtOnceWasKilled: its supervisor may be quicker than any look at the empty cgroup.
+func TestACreddThatIsRestartedAtOnceWasKilled(t *testing.T) {
+	g := newRig(t, "a1")
+	g.procs = []Process{{PID: 77, Comm: "credd", State: "S"}}
+	g.revoke = hang
+	g.server = func() (int, error) { return 77, nil } // the new one
+	g.reborn = true
+	rep := order(t, g.sw(), wire.Scope{Kid: "a1"}, wire.LayerCredential)
+	if lr := rep.Layers[wire.LayerCredential]; lr.State != wire.StateObserved {
+		t.Errorf("credential layer %+v", lr)
 	}
 }
 

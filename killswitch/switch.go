@@ -24,6 +24,9 @@ type Sessions interface {
 // Cgroups acts on cgroup directories. OSCgroups fulfils it.
 type Cgroups interface {
 	Kill(dir string) error
+	// KillAndWait kills what is in dir and returns once all n processes that were in it are gone, whatever was
+	// started there since.
+	KillAndWait(ctx context.Context, dir string) (n int, err error)
 	CanKill(dir string) error
 	Thaw(v2dir, freezerDir string) error
 	Populated(dir string) (bool, error)
@@ -68,14 +71,25 @@ type Sockets interface {
 type Credentials interface {
 	Revoke(ctx context.Context, r wire.RevokeRequest) (tokens int, err error)
 	Reachable(ctx context.Context) error
+	// Server returns the process that listens on credd's socket; 0 where nobody does.
+	Server(ctx context.Context) (pid int, err error)
 }
 
-// Tags keeps tags on disk. Its calls may hang as long as the disk does.
+// Kept are the tags that were kept.
+type Kept struct {
+	Hanging  []wire.Tag
+	Noted    []wire.Tag // hang too; a predecessor died before the disk had them
+	Released []wire.Tag
+	Damaged  []wire.Tag // one for each file that cannot be read: a tag on everything that says which file it is
+}
+
+// Tags keeps tags on disk. Put and Release may hang as long as the disk does.
 type Tags interface {
-	// Load returns the tags that hang, those that were released and, for each file that cannot be read, a
-	// tag on everything that says which file it is.
-	Load() (hanging, released, damaged []wire.Tag)
-	Put(t wire.Tag) error     // on disk, fsynced, when it returns nil
+	// Load returns what is kept.
+	Load() Kept
+	// Note keeps a tag in memory that outlives this process, though not the machine. It waits for no disk.
+	Note(t wire.Tag) error
+	Put(t wire.Tag) error     // on disk, fsynced, when it returns nil; its note is gone then
 	Release(t wire.Tag) error // likewise
 }
 
@@ -175,15 +189,19 @@ func New(cfg Config) *Switch {
 		running: map[string]*run{}, hanging: map[string]*hung{}, released: map[string]wire.Tag{},
 	}
 	s.life, s.endLife = context.WithCancel(context.Background())
-	hanging, released, damaged := cfg.Tags.Load()
-	for _, t := range released {
+	kept := cfg.Tags.Load()
+	for _, t := range kept.Released {
 		s.released[t.Stop] = t
 	}
-	for _, t := range damaged {
+	for _, t := range kept.Noted {
+		s.hanging[t.Stop] = &hung{tag: t} // goes to disk as soon as Run begins
+		cfg.Log.Warn("a tag hangs whose stop was interrupted: finishing it", "stop", t.Stop, "scope", scopeText(t.Scope), "by", t.By, "reason", t.Reason)
+	}
+	for _, t := range kept.Damaged {
 		s.hanging[t.Stop] = &hung{tag: t, kept: true, damaged: true}
 		cfg.Log.Error("a tag file cannot be read: treating it as a tag on everything", "stop", t.Stop, "reason", t.Reason)
 	}
-	for _, t := range hanging {
+	for _, t := range kept.Hanging {
 		s.hanging[t.Stop] = &hung{tag: t, kept: true}
 		cfg.Log.Warn("a tag hangs", "stop", t.Stop, "scope", scopeText(t.Scope), "by", t.By, "reason", t.Reason)
 	}

@@ -13,17 +13,19 @@ import (
 	"tagout/internal/wire"
 )
 
-// TagFiles keeps tags in a directory, one JSON file each; released ones lie in a directory below it.
+// TagFiles keeps tags in a directory, one JSON file each; released ones lie in a directory below it. Notes of
+// stops whose tag is not on disk yet lie in another directory, in memory (tmpfs).
 //
 // A file appears under its name only when it is whole. A file under a temporary name is what a crash in the
 // middle of a stop leaves: it is taken as a tag if it is whole. Everything that cannot be read counts as a tag
 // on everything, since what it said is not known.
-type TagFiles struct{ dir string }
+type TagFiles struct{ dir, notes string }
 
-// NewTagFiles returns the tags in dir, which it makes where it is missing.
-func NewTagFiles(dir string) TagFiles {
-	os.MkdirAll(filepath.Join(dir, releasedDir), 0o750) //nolint:errcheck // Load and Put say what is wrong
-	return TagFiles{dir: dir}
+// NewTagFiles returns the tags in dir, which it makes where it is missing, and the notes in the directory
+// notes, which must exist.
+func NewTagFiles(dir, notes string) TagFiles {
+	os.MkdirAll(filepath.Join(dir, releasedDir), 0o750) // Load and Put say what is wrong
+	return TagFiles{dir: dir, notes: notes}
 }
 
 const (
@@ -35,11 +37,29 @@ const (
 // maxReleased is how many released tags are remembered, to answer a second release clearly.
 const maxReleased = 256
 
-// Load reads everything; see Tags.
-func (f TagFiles) Load() (hanging, released, damaged []wire.Tag) {
-	entries, err := os.ReadDir(f.dir)
+// Load reads everything; see Tags. A directory of notes that is missing holds none.
+func (f TagFiles) Load() Kept {
+	var k Kept
+	k.Hanging, k.Damaged = loadDir(f.dir)
+	if _, err := os.Lstat(f.notes); err == nil {
+		var damaged []wire.Tag
+		k.Noted, damaged = loadDir(f.notes)
+		k.Damaged = append(k.Damaged, damaged...)
+	}
+	k.Noted = slices.DeleteFunc(k.Noted, func(n wire.Tag) bool { return holds(k.Hanging, n.Stop) })
+	k.Released = f.loadReleased()
+	return k
+}
+
+func holds(tags []wire.Tag, stop string) bool {
+	return slices.ContainsFunc(tags, func(t wire.Tag) bool { return t.Stop == stop })
+}
+
+// loadDir reads the tags of one directory.
+func loadDir(dir string) (whole, damaged []wire.Tag) {
+	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return nil, nil, []wire.Tag{damagedTag("tags", f.dir, err)}
+		return nil, []wire.Tag{damagedTag("tags", dir, err)}
 	}
 	for _, e := range entries {
 		name := strings.TrimPrefix(e.Name(), newPrefix)
@@ -47,18 +67,18 @@ func (f TagFiles) Load() (hanging, released, damaged []wire.Tag) {
 		if !isTag || e.IsDir() {
 			continue
 		}
-		path := filepath.Join(f.dir, e.Name())
+		path := filepath.Join(dir, e.Name())
 		t, err := readTag(path, id)
 		if err != nil {
 			damaged = append(damaged, damagedTag(id, path, err))
 			continue
 		}
 		// A whole temporary file and the file itself may both be there: they say the same.
-		if !slices.ContainsFunc(hanging, func(h wire.Tag) bool { return h.Stop == t.Stop }) {
-			hanging = append(hanging, t)
+		if !holds(whole, t.Stop) {
+			whole = append(whole, t)
 		}
 	}
-	return hanging, f.loadReleased(), damaged
+	return whole, damaged
 }
 
 func (f TagFiles) loadReleased() []wire.Tag {
@@ -108,20 +128,43 @@ func damagedTag(id, path string, err error) wire.Tag {
 	}
 }
 
+// Note writes a tag whole into the directory of notes, without a sync: a process that is killed loses nothing of
+// it. Until the last step the file has a name that Load passes over, because nothing has fired then.
+func (f TagFiles) Note(t wire.Tag) error {
+	raw, err := json.Marshal(t)
+	if err != nil {
+		return fmt.Errorf("noting tag %s: %w", t.Stop, err)
+	}
+	tmp := filepath.Join(f.notes, ".note-"+t.Stop)
+	err = os.WriteFile(tmp, raw, 0o640)
+	if err == nil {
+		err = os.Rename(tmp, f.note(t))
+	}
+	if err != nil {
+		os.Remove(tmp) // it may not be there
+		return fmt.Errorf("noting tag %s: %w", t.Stop, err)
+	}
+	return nil
+}
+
+func (f TagFiles) note(t wire.Tag) string { return filepath.Join(f.notes, t.Stop+tagSuffix) }
+
 // Put writes a tag whole: into a temporary file, fsynced, renamed, and the directory fsynced.
 func (f TagFiles) Put(t wire.Tag) error {
 	if err := putFile(f.dir, t); err != nil {
 		return fmt.Errorf("keeping tag %s: %w", t.Stop, err)
 	}
+	os.Remove(f.note(t)) // it says the same and does no harm
 	return nil
 }
 
 // Release notes a release and then removes the tag. A crash between the two leaves the tag hanging.
 func (f TagFiles) Release(t wire.Tag) error {
 	err := putFile(filepath.Join(f.dir, releasedDir), t)
-	for _, prefix := range []string{newPrefix, ""} {
+	name := t.Stop + tagSuffix
+	for _, path := range []string{f.note(t), filepath.Join(f.dir, newPrefix+name), filepath.Join(f.dir, name)} {
 		if err == nil {
-			if err = os.Remove(filepath.Join(f.dir, prefix+t.Stop+tagSuffix)); errors.Is(err, fs.ErrNotExist) {
+			if err = os.Remove(path); errors.Is(err, fs.ErrNotExist) {
 				err = nil
 			}
 		}

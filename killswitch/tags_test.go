@@ -23,8 +23,12 @@ func sample(stop string) wire.Tag {
 
 func TestTagFilesSurvive(t *testing.T) {
 	dir := t.TempDir()
-	f := NewTagFiles(dir)
+	notes := t.TempDir()
+	f := NewTagFiles(dir, notes)
 	for _, id := range []string{"01A", "01B"} {
+		if err := f.Note(sample(id)); err != nil {
+			t.Fatal(err)
+		}
 		if err := f.Put(sample(id)); err != nil {
 			t.Fatal(err)
 		}
@@ -34,9 +38,46 @@ func TestTagFilesSurvive(t *testing.T) {
 	if err := f.Release(gone); err != nil {
 		t.Fatal(err)
 	}
-	hanging, released, damaged := NewTagFiles(dir).Load()
-	if len(hanging) != 1 || hanging[0].Stop != "01A" || hanging[0].Marks[0] != 7 || len(released) != 1 || released[0].ReleasedBy != "ada" || len(damaged) != 0 {
-		t.Errorf("hanging %+v, released %+v, damaged %+v", hanging, released, damaged)
+	k := NewTagFiles(dir, notes).Load()
+	if len(k.Hanging) != 1 || k.Hanging[0].Stop != "01A" || k.Hanging[0].Marks[0] != 7 || len(k.Released) != 1 || k.Released[0].ReleasedBy != "ada" || len(k.Damaged)+len(k.Noted) != 0 {
+		t.Errorf("kept %+v", k)
+	}
+	if left, err := os.ReadDir(notes); err != nil || len(left) != 0 {
+		t.Errorf("notes of tags that are on disk: %v %v", left, err)
+	}
+}
+
+// TestNotes: a note counts as a tag until the tag is on disk or released, and what a killed process left of a
+// note counts as nothing, because nothing had fired.
+func TestNotes(t *testing.T) {
+	dir, notes := t.TempDir(), t.TempDir()
+	f := NewTagFiles(dir, notes)
+	if err := f.Note(sample("01A")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(notes, ".note-01B"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if k := f.Load(); len(k.Noted) != 1 || k.Noted[0].Stop != "01A" || len(k.Hanging)+len(k.Damaged) != 0 {
+		t.Errorf("kept %+v", k)
+	}
+	if err := os.WriteFile(filepath.Join(notes, "01C.json"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if k := f.Load(); len(k.Damaged) != 1 || !k.Damaged[0].Scope.All {
+		t.Errorf("a note that cannot be read: %+v", k)
+	}
+	if err := f.Release(sample("01A")); err != nil {
+		t.Fatal(err)
+	}
+	if k := f.Load(); len(k.Noted) != 0 || len(k.Released) != 1 {
+		t.Errorf("after the release: %+v", k)
+	}
+	if k := NewTagFiles(dir, "/nonexistent/notes").Load(); len(k.Damaged) != 0 {
+		t.Errorf("no directory of notes: %+v", k)
+	}
+	if err := NewTagFiles(dir, "/nonexistent/notes").Note(sample("01D")); err == nil {
+		t.Error("a note that could not be written was called written")
 	}
 }
 
@@ -56,11 +97,11 @@ func TestUnreadableTagsAreTagsOnEverything(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			f := NewTagFiles(dir)
+			f := NewTagFiles(dir, t.TempDir())
 			if err := os.WriteFile(filepath.Join(dir, c.file), []byte(c.text), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			hanging, _, damaged := f.Load()
+			hanging, damaged := f.Load().Hanging, f.Load().Damaged
 			if len(hanging) != c.hanging || len(damaged) != 1-c.hanging {
 				t.Fatalf("hanging %+v, damaged %+v", hanging, damaged)
 			}
@@ -82,8 +123,8 @@ func TestUnreadableTagsAreTagsOnEverything(t *testing.T) {
 			}
 		})
 	}
-	if _, _, damaged := (TagFiles{dir: "/nonexistent/tags"}).Load(); len(damaged) != 1 {
-		t.Errorf("a directory that cannot be read: %+v", damaged)
+	if k := (TagFiles{dir: "/nonexistent/tags"}).Load(); len(k.Damaged) != 1 {
+		t.Errorf("a directory that cannot be read: %+v", k)
 	}
 }
 
@@ -99,7 +140,7 @@ func TestTagFilesOnAFullDisk(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	f := NewTagFiles(dir)
+	f := NewTagFiles(dir, t.TempDir())
 	ballast := filepath.Join(dir, "ballast")
 	if err := os.WriteFile(ballast, make([]byte, 64<<10), 0o600); !errors.Is(err, unix.ENOSPC) {
 		t.Fatalf("filling the disk: %v", err)
@@ -107,8 +148,8 @@ func TestTagFilesOnAFullDisk(t *testing.T) {
 	if err := f.Put(sample("01A")); !errors.Is(err, unix.ENOSPC) {
 		t.Fatalf("Put on a full disk: %v", err)
 	}
-	if hanging, _, damaged := f.Load(); len(hanging)+len(damaged) != 0 {
-		t.Errorf("left behind: %+v %+v", hanging, damaged)
+	if k := f.Load(); len(k.Hanging)+len(k.Damaged) != 0 {
+		t.Errorf("left behind: %+v", k)
 	}
 	if err := os.Remove(ballast); err != nil {
 		t.Fatal(err)
@@ -116,8 +157,8 @@ func TestTagFilesOnAFullDisk(t *testing.T) {
 	if err := f.Put(sample("01A")); err != nil {
 		t.Fatal(err)
 	}
-	if hanging, _, _ := f.Load(); len(hanging) != 1 {
-		t.Errorf("hanging %+v", hanging)
+	if k := f.Load(); len(k.Hanging) != 1 {
+		t.Errorf("kept %+v", k)
 	}
 }
 

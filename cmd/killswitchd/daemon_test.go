@@ -61,7 +61,7 @@ func newBox(t *testing.T, name string) *box {
 		must(t, os.Chmod(p, 0o755)) // the daemon's user must reach it
 	}
 	uid, gid := inst.UID(instance.Killswitchd), inst.GroupID()
-	for _, dir := range []string{inst.SessionDir(), filepath.Dir(inst.Socket(instance.Killswitchd)), inst.TagDir(), filepath.Dir(inst.AuditFile(instance.Killswitchd))} {
+	for _, dir := range []string{inst.SessionDir(), filepath.Dir(inst.Socket(instance.Killswitchd)), inst.TagDir(), inst.StopDir(), filepath.Dir(inst.AuditFile(instance.Killswitchd))} {
 		must(t, os.MkdirAll(dir, 0o750))
 		must(t, os.Chown(dir, uid, gid))
 	}
@@ -355,6 +355,44 @@ func TestKilledInTheMiddleOfAStop(t *testing.T) {
 	}
 	must(t, unix.PtraceDetach(pid))
 	b.until("the kid empty", func() bool { return b.empty(kid.Cgroup) })
+}
+
+// TestKilledBeforeTheDiskTookTheTag is S13 at its worst: the disk takes no tag, and killswitchd is killed as soon
+// as it has fired. Its successor knows of the stop all the same.
+func TestKilledBeforeTheDiskTookTheTag(t *testing.T) {
+	b := newBox(t, "tkille")
+	kid := b.kid("k1", 1)
+	b.spawn(kid.Cgroup, "/bin/sleep", "600")
+	must(t, os.Chown(b.inst.TagDir(), 0, b.inst.GroupID()))
+	must(t, os.Chmod(b.inst.TagDir(), 0o550))
+	b.start()
+	var once sync.Once
+	rep, err := b.stop(wire.StopRequest{Scope: wire.Scope{All: true}, By: "ada"}, func(wire.StopEvent) {
+		once.Do(func() { b.cmd.Process.Kill() }) // that is the point
+	})
+	if err == nil || rep != nil {
+		t.Fatalf("the stop reported %+v, %v", rep, err)
+	}
+	b.kill()
+	if found, err := filepath.Glob(filepath.Join(b.inst.TagDir(), "*.json")); err != nil || len(found) != 0 {
+		t.Fatalf("the disk took %v, %v: the test shows nothing", found, err)
+	}
+	b.spawn(kid.Cgroup, "/bin/sleep", "600")
+	b.start()
+	if err := b.clear(wire.Scope{Kid: "new", Card: "other"}); control.Status(err) != http.StatusLocked {
+		t.Errorf("clear after the restart: %v", err)
+	}
+	b.until("the kid stopped again", func() bool { return b.empty(kid.Cgroup) })
+	must(t, os.Chown(b.inst.TagDir(), b.inst.UID(instance.Killswitchd), b.inst.GroupID()))
+	must(t, os.Chmod(b.inst.TagDir(), 0o750))
+	b.until("the tag on disk", func() bool {
+		found, err := filepath.Glob(filepath.Join(b.inst.TagDir(), "*.json"))
+		return err == nil && len(found) == 1
+	})
+	b.until("no note any more", func() bool {
+		left, err := os.ReadDir(b.inst.StopDir())
+		return err == nil && len(left) == 0
+	})
 }
 
 // TestStopsWithoutASocket: a signal and a file stop everything; and BPF maps that appear later are used.

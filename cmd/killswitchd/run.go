@@ -67,7 +67,7 @@ func config(d *daemon.Daemon, layout cgroup.Layout, net *network) killswitch.Con
 		Network:     net,
 		Sockets:     killswitch.NetlinkSockets{},
 		Credentials: killswitch.NewCredd(d.Inst.Socket(instance.Credd)),
-		Tags:        killswitch.NewTagFiles(d.Inst.TagDir()),
+		Tags:        killswitch.NewTagFiles(d.Inst.TagDir(), d.Inst.StopDir()),
 		Audit:       d.Audit,
 		Metrics:     d.Metrics.Killswitch(),
 		Log:         d.Log,

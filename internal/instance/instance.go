@@ -79,6 +79,9 @@ func (i Instance) SessionDir() string { return filepath.Join(i.RunDir(), "sessio
 // TagDir holds one JSON document a hanging tag; only killswitchd writes there.
 func (i Instance) TagDir() string { return filepath.Join(i.StateDir(), "tags") }
 
+// StopDir holds a note of each stop under way whose tag is not on disk yet; volatile, killswitchd's own.
+func (i Instance) StopDir() string { return filepath.Join(i.RunDir(), "stops") }
+
 // KidDir holds what sandboxd keeps of one kid: its bundle, scratch mounts and etc files.
 func (i Instance) KidDir(kid string) string { return filepath.Join(i.RunDir(), "kids", kid) }
 

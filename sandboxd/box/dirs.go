@@ -33,6 +33,7 @@ func tree(i instance.Instance) []dir {
 		{path: run("kids"), mode: 0o711}, // a kid's root, mapped to an unprivileged user, passes through
 		{path: run("pid"), mode: 0o755},
 		{path: run("log"), mode: 0o750, gid: gid},
+		{path: i.StopDir(), mode: 0o700, uid: i.UID(instance.Killswitchd), gid: gid, deep: true},
 		{path: i.DNSStateDir(), mode: 0o700, uid: i.UID(instance.DNSFilter), gid: gid, deep: true},
 		{path: i.StateDir(), mode: 0o755},
 		{path: i.AuditDir(), mode: 0o755},
