@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"slices"
 
 	"github.com/cilium/ebpf"
 )
@@ -160,6 +161,22 @@ func (m *Maps) AllowPort(mark uint32, proto uint8, port uint16) error {
 
 // ForgetPorts takes every port of the session away.
 func (m *Maps) ForgetPorts(mark uint32) error {
+	return m.keepPorts(mark, func(proto uint8, port uint16) bool { return false })
+}
+
+// SetPorts makes ports the session's allowed ports of the protocol. New ones open before old ones close, and
+// ports that stay are never touched.
+func (m *Maps) SetPorts(mark uint32, proto uint8, ports []uint16) error {
+	for _, port := range ports {
+		if err := m.AllowPort(mark, proto, port); err != nil {
+			return err
+		}
+	}
+	return m.keepPorts(mark, func(p uint8, port uint16) bool { return p != proto || slices.Contains(ports, port) })
+}
+
+// keepPorts takes away the session's ports that keep does not want.
+func (m *Maps) keepPorts(mark uint32, keep func(proto uint8, port uint16) bool) error {
 	t, err := m.table(tagoutMapPorts)
 	if err != nil {
 		return err
@@ -169,7 +186,7 @@ func (m *Maps) ForgetPorts(mark uint32) error {
 	var one uint8
 	it := t.Iterate()
 	for it.Next(&key, &one) {
-		if key.Mark == mark {
+		if key.Mark == mark && !keep(key.Proto, key.Port) {
 			keys = append(keys, key)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 
 	"tagout/internal/alert"
 	"tagout/internal/cgroup"
+	"tagout/internal/config"
 	"tagout/internal/instance"
 	"tagout/internal/reason"
 	"tagout/sandboxd/api"
@@ -44,11 +45,12 @@ type Metrics interface {
 	AlertFailed()
 }
 
-// Config is the daemon's configuration. Every field but AlertWebhook is needed.
+// Config is the daemon's configuration. Every field but AlertWebhook and Authorities is needed.
 type Config struct {
 	Inst         instance.Instance
 	Init         string // path of kid-init
 	AlertWebhook string // URL, empty: no alerts are sent
+	Authorities  []config.Authority
 	Kernel       Kernel
 	Denials      events.Source
 	Audit        Recorder
@@ -89,7 +91,7 @@ func Run(ctx context.Context, cfg Config, serve Serve) error {
 	wg.Go(func() { health.note(reader.Run(ctx)) })
 	wg.Go(func() { health.note(newFollower(cfg).Run(ctx)) })
 	mux := http.NewServeMux()
-	api.Register(mux, manager, PlanFromCard)
+	api.Register(mux, api.Config{Kids: manager, Plan: PlanFromCard, PlanEgress: EgressFromCard, MayGrant: mayGrant(cfg.Authorities)})
 	return serve(ctx, mux, health.err)
 }
 

@@ -50,6 +50,10 @@ func (k *kernel) Withdraw(e kids.Entry) error {
 	return k.maps.DeleteSession(e.Mark)
 }
 
+func (k *kernel) SetPorts(mark uint32, ports []uint16) error {
+	return k.maps.SetPorts(mark, unix.IPPROTO_TCP, ports)
+}
+
 func (k *kernel) Stopped(mark uint32) (bool, error) {
 	e, err := k.maps.Session(mark)
 	if errors.Is(err, bpf.ErrNoSession) {

@@ -24,6 +24,9 @@ const (
 	EventExecStarted    = "exec.started"
 	EventExecEnded      = "exec.ended"
 	EventPolicyLoaded   = "policy.loaded"
+	EventPolicyChanged  = "policy.changed" // a living kid's policy, by somebody's word
+	EventGrantPlaced    = "grant.placed"
+	EventGrantEnded     = "grant.ended"
 	EventPolicyRemoved  = "policy.removed"
 	EventConnectDenied  = "connect.denied" // by a BPF program or the firewall
 	EventLookup         = "dns.lookup"     // outcome allow or deny
@@ -41,6 +44,7 @@ const (
 	EventStopCompleted  = "stop.completed"
 	EventTagReleased    = "tag.released"
 	EventReleaseRefused = "tag.release-refused"
+	EventAlertDropped   = "alert.dropped" // attempts that a receiver of alerts will not be told of
 )
 
 // Outcomes.

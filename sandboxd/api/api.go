@@ -20,28 +20,50 @@ type Kids interface {
 	Destroy(ctx context.Context, name, actor, why string) error
 	Get(ctx context.Context, name string) (wire.Kid, error)
 	List(ctx context.Context) []wire.Kid
+	ChangePolicy(ctx context.Context, name string, c kids.EgressChange) (wire.PolicyReply, error)
+	Grant(ctx context.Context, name, actor string, r wire.GrantRequest) (wire.Grant, error)
+	Ungrant(ctx context.Context, name, id, actor, by, why string) error
+	Grants(name string) ([]wire.Grant, error)
 }
 
 // Planner turns a card into a plan. Its error says what is wrong with the card, with line and column.
 type Planner func(r wire.SpawnRequest) (kids.Plan, error)
 
+// EgressPlanner turns a card into the egress policy of a living kid. Its error is like Planner's.
+type EgressPlanner func(r wire.PolicyRequest) (kids.EgressChange, error)
+
+// Config is what the routes need.
+type Config struct {
+	Kids       Kids
+	Plan       Planner
+	PlanEgress EgressPlanner
+	MayGrant   func(name string) error // nil, or who may
+}
+
 // Register adds the routes to mux.
-func Register(mux *http.ServeMux, k Kids, plan Planner) {
-	s := server{kids: k, plan: plan}
+func Register(mux *http.ServeMux, cfg Config) {
+	s := server{kids: cfg.Kids, plan: cfg.Plan, planEgress: cfg.PlanEgress, mayGrant: cfg.MayGrant}
 	for route, h := range map[string]http.HandlerFunc{
 		"POST /v1/kids":            s.spawn,
 		"GET /v1/kids":             s.list,
 		"GET /v1/kids/{kid}":       s.get,
 		"DELETE /v1/kids/{kid}":    s.destroy,
 		"POST /v1/kids/{kid}/exec": s.exec,
+
+		"PUT /v1/kids/{kid}/policy":         s.changePolicy,
+		"POST /v1/kids/{kid}/grants":        s.grant,
+		"GET /v1/kids/{kid}/grants":         s.grants,
+		"DELETE /v1/kids/{kid}/grants/{id}": s.ungrant,
 	} {
 		mux.HandleFunc(route, control.Admit(h, 0))
 	}
 }
 
 type server struct {
-	kids Kids
-	plan Planner
+	kids       Kids
+	plan       Planner
+	planEgress EgressPlanner
+	mayGrant   func(name string) error
 }
 
 func (s server) spawn(w http.ResponseWriter, r *http.Request) {

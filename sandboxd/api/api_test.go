@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -24,6 +25,9 @@ type fakeKids struct {
 	destroy func(ctx context.Context, name, actor, why string) error
 	get     func(ctx context.Context, name string) (wire.Kid, error)
 	list    func(ctx context.Context) []wire.Kid
+	change  func(name string, c kids.EgressChange) (wire.PolicyReply, error)
+	grant   func(name, actor string, r wire.GrantRequest) (wire.Grant, error)
+	ungrant func(name, id, actor, by, why string) error
 }
 
 func (f fakeKids) Spawn(ctx context.Context, r kids.Request) (wire.Kid, error) {
@@ -36,7 +40,17 @@ func (f fakeKids) Destroy(ctx context.Context, name, actor, why string) error {
 	return f.destroy(ctx, name, actor, why)
 }
 func (f fakeKids) Get(ctx context.Context, name string) (wire.Kid, error) { return f.get(ctx, name) }
-func (f fakeKids) List(ctx context.Context) []wire.Kid                    { return f.list(ctx) }
+func (f fakeKids) ChangePolicy(_ context.Context, name string, c kids.EgressChange) (wire.PolicyReply, error) {
+	return f.change(name, c)
+}
+func (f fakeKids) Grant(_ context.Context, name, actor string, r wire.GrantRequest) (wire.Grant, error) {
+	return f.grant(name, actor, r)
+}
+func (f fakeKids) Ungrant(_ context.Context, name, id, actor, by, why string) error {
+	return f.ungrant(name, id, actor, by, why)
+}
+func (f fakeKids) Grants(string) ([]wire.Grant, error) { return []wire.Grant{}, nil }
+func (f fakeKids) List(ctx context.Context) []wire.Kid { return f.list(ctx) }
 
 // serve serves k on a unix socket and returns a client for it.
 func serve(t *testing.T, k Kids, plan Planner) *control.Client {
@@ -48,7 +62,17 @@ func serve(t *testing.T, k Kids, plan Planner) *control.Client {
 		t.Fatal(err)
 	}
 	mux := http.NewServeMux()
-	Register(mux, k, plan)
+	Register(mux, Config{Kids: k, Plan: plan, PlanEgress: func(r wire.PolicyRequest) (kids.EgressChange, error) {
+		if r.Card == "" {
+			return kids.EgressChange{}, errors.New("card:1:1: nothing in it")
+		}
+		return kids.EgressChange{Card: r.Card}, nil
+	}, MayGrant: func(name string) error {
+		if name != "ada" {
+			return errors.New("ada may")
+		}
+		return nil
+	}})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- control.Serve(ctx, l, mux, time.Second) }()
@@ -133,5 +157,54 @@ func TestUnknownFieldsAreRefused(t *testing.T) {
 	client := serve(t, fakeKids{}, nil)
 	if err := client.Call(t.Context(), http.MethodPost, "/v1/kids", map[string]string{"nmae": "x"}, nil); control.Status(err) != 400 {
 		t.Errorf("unknown field: %v, want 400", err)
+	}
+}
+
+// TestOnlyWhoMayOpens: a grant or a policy needs somebody with the role; an unreadable card changes nothing.
+func TestOnlyWhoMayOpens(t *testing.T) {
+	var calls []string
+	k := fakeKids{
+		change: func(name string, c kids.EgressChange) (wire.PolicyReply, error) {
+			calls = append(calls, "change "+name+" "+c.Card+" "+c.By+" "+c.Actor)
+			return wire.PolicyReply{Generation: 2}, nil
+		},
+		grant: func(name, actor string, r wire.GrantRequest) (wire.Grant, error) {
+			calls = append(calls, "grant "+name+" "+r.Host+" "+actor)
+			return wire.Grant{ID: "g"}, nil
+		},
+		ungrant: func(name, id, _, by, why string) error {
+			calls = append(calls, "ungrant "+name+" "+id+" "+by+" "+why)
+			return nil
+		},
+	}
+	c := serve(t, k, nil)
+	call := func(method, route string, in any) int {
+		return control.Status(c.Call(t.Context(), method, route, in, nil))
+	}
+	for _, by := range []string{"", "mallory"} {
+		if s := call("POST", "/v1/kids/k/grants", wire.GrantRequest{Host: "a.test", By: by}); s != http.StatusForbidden {
+			t.Errorf("grant by %q: %d", by, s)
+		}
+		if s := call("PUT", "/v1/kids/k/policy", wire.PolicyRequest{Card: "c", By: by}); s != http.StatusForbidden {
+			t.Errorf("policy by %q: %d", by, s)
+		}
+	}
+	if s := call("PUT", "/v1/kids/k/policy", wire.PolicyRequest{By: "ada"}); s != http.StatusUnprocessableEntity {
+		t.Errorf("an unreadable card: %d", s)
+	}
+	if len(calls) != 0 {
+		t.Fatalf("reached: %v", calls)
+	}
+	for _, s := range []int{
+		call("POST", "/v1/kids/k/grants", wire.GrantRequest{Host: "a.test", By: "ada"}),
+		call("PUT", "/v1/kids/k/policy", wire.PolicyRequest{Card: "c", By: "ada"}),
+		call("DELETE", "/v1/kids/k/grants/g?by=anybody&reason=r", nil),
+	} {
+		if s != 0 {
+			t.Errorf("refused with %d", s)
+		}
+	}
+	if got := strings.Join(calls, "; "); got != "grant k a.test uid:0; change k c ada uid:0; ungrant k g anybody r" {
+		t.Errorf("calls: %s", got)
 	}
 }

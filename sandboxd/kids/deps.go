@@ -50,6 +50,8 @@ type Kernel interface {
 	Admit(e Entry) error
 	// Withdraw removes them; entries that are not there are not an error. IfIndex 0 is unknown.
 	Withdraw(e Entry) error
+	// SetPorts makes ports the session's TCP ports. Ports that stay are never closed in between.
+	SetPorts(mark uint32, ports []uint16) error
 	// Stopped says whether the session's entry is there and says stopped.
 	Stopped(mark uint32) (bool, error)
 }

@@ -64,10 +64,15 @@ func (m *Manager) holds(k *kid) bool {
 func (m *Manager) Run(ctx context.Context) {
 	tick := time.NewTicker(retryTeardown)
 	defer tick.Stop()
+	tend := time.NewTicker(tendEvery)
+	defer tend.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
+		case <-tend.C:
+			m.tend(ctx)
+			continue
 		case <-tick.C:
 		}
 		m.cfg.Runtime.Reap()

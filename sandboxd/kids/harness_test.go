@@ -142,6 +142,18 @@ func (g *guards) Admit(e Entry) error {
 	return nil
 }
 
+func (g *guards) SetPorts(mark uint32, ports []uint16) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if err := g.called("ports"); err != nil {
+		return err
+	}
+	e := g.entries[mark]
+	e.Ports = ports
+	g.entries[mark] = e
+	return nil
+}
+
 func (g *guards) Withdraw(e Entry) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()

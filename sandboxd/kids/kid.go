@@ -32,6 +32,7 @@ type kid struct {
 	state     wire.KidState
 	stopped   bool // seen stopped once; never unset, because a release restarts nothing
 	lingering []*runtime.Running
+	unpushed  bool // some enforcement point has not taken the session document yet
 }
 
 // recordVersion is the version of the record that this build writes, and the only one that it adopts.
@@ -46,6 +47,7 @@ type record struct {
 	Plan    Plan                     `json:"plan"`
 	Tokens  map[string]string        `json:"tokens,omitempty"` // environment variable -> token
 	IfIndex int                      `json:"ifindex,omitempty"`
+	Grants  []grant                  `json:"grants,omitempty"`
 	Timings map[string]time.Duration `json:"timings,omitempty"`
 }
 

@@ -1,0 +1,106 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"tagout/internal/instance"
+	"tagout/internal/wire"
+)
+
+func (a *app) grantCommand() *cobra.Command {
+	var req wire.GrantRequest
+	cmd := &cobra.Command{
+		Use:   "grant KID HOST:PORT --for DURATION --by NAME --reason WHY",
+		Short: "Let a living kid reach one host and port for a while; a deny rule still wins",
+		Args:  cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := needFlags(cmd, "for", "by", "reason"); err != nil {
+				return err
+			}
+			host, port, err := net.SplitHostPort(args[1])
+			if err != nil {
+				return usage(fmt.Errorf("%q: write HOST:PORT, like api.vendor.com:443", args[1]))
+			}
+			n, err := strconv.ParseUint(port, 10, 16)
+			if err != nil || n == 0 {
+				return usage(fmt.Errorf("port %q: write a number from 1 to 65535", port))
+			}
+			req.Host, req.Port = host, uint16(n)
+			var g wire.Grant
+			if err := a.call(cmd, instance.Sandboxd, http.MethodPost, grantsRoute(args[0]), req, &g); err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(g)
+			}
+			a.printf("kid %s may reach %s:%d over %s until %s; take it back with `tagout ungrant %s %s`\n",
+				args[0], g.Host, g.Port, g.Protocol, g.Expires.Format(time.RFC3339), args[0], g.ID)
+			return nil
+		},
+	}
+	cmd.Flags().DurationVar(&req.For, "for", 0, "how long, at most 24h")
+	cmd.Flags().StringVar(&req.Protocol, "protocol", "", "tls, http or tcp (default: http on port 80, tls elsewhere)")
+	cmd.Flags().StringVar(&req.By, "by", "", "who grants it: somebody with the role grant")
+	cmd.Flags().StringVar(&req.Reason, "reason", "", "why")
+	return cmd
+}
+
+func (a *app) grantsCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "grants KID", Short: "List a kid's grants that hold", Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var list []wire.Grant
+			if err := a.call(cmd, instance.Sandboxd, http.MethodGet, grantsRoute(args[0]), nil, &list); err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(list)
+			}
+			if len(list) == 0 {
+				a.printf("kid %s has no grants\n", args[0])
+				return nil
+			}
+			t := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
+			fmt.Fprintln(t, "GRANT\tHOST\tPROTOCOL\tUNTIL\tBY\tREASON")
+			for _, g := range list {
+				fmt.Fprintf(t, "%s\t%s:%d\t%s\t%s\t%s\t%s\n", g.ID, g.Host, g.Port, g.Protocol, g.Expires.Format(time.RFC3339), g.By, g.Reason)
+			}
+			return t.Flush()
+		},
+	}
+}
+
+func (a *app) ungrantCommand() *cobra.Command {
+	var by, why string
+	cmd := &cobra.Command{
+		Use: "ungrant KID GRANT --by NAME --reason WHY", Short: "Take a grant back and cut what lives on it", Args: cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := needFlags(cmd, "by", "reason"); err != nil {
+				return err
+			}
+			q := url.Values{"by": {by}, "reason": {why}}
+			route := grantsRoute(args[0]) + "/" + url.PathEscape(args[1]) + "?" + q.Encode()
+			if err := a.call(cmd, instance.Sandboxd, http.MethodDelete, route, nil, nil); err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(map[string]string{"grant": args[1]})
+			}
+			a.printf("grant %s of kid %s is gone; what lived on it is cut\n", args[1], args[0])
+			return nil
+		},
+	}
+	cmd.Flags().StringVar(&by, "by", "", "who takes it back")
+	cmd.Flags().StringVar(&why, "reason", "", "why")
+	return cmd
+}
+
+func grantsRoute(kid string) string { return "/v1/kids/" + url.PathEscape(kid) + "/grants" }

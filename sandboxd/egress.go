@@ -1,0 +1,47 @@
+package sandboxd
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"tagout/internal/bootclock"
+	"tagout/internal/card"
+	"tagout/internal/config"
+	"tagout/internal/wire"
+	"tagout/sandboxd/kids"
+)
+
+// EgressFromCard reads the card and takes its egress section; rules that expire do so as of now. The rest of
+// the card says what a kid is born with and is not changed any more.
+func EgressFromCard(r wire.PolicyRequest) (kids.EgressChange, error) {
+	file := r.CardFile
+	if file == "" {
+		file = "card"
+	}
+	c, err := card.Parse(file, []byte(r.Card))
+	if err != nil {
+		return kids.EgressChange{}, err
+	}
+	return kids.EgressChange{Card: c.Name, CardHash: c.Hash, Egress: c.EgressAt(time.Now(), bootclock.Now())}, nil
+}
+
+// mayGrant returns the check of who may open something: a person whom the box's configuration gives the role.
+func mayGrant(people []config.Authority) func(name string) error {
+	var names []string
+	for _, p := range people {
+		if slices.Contains(p.Roles, config.RoleGrant) {
+			names = append(names, p.Name)
+		}
+	}
+	return func(name string) error {
+		switch {
+		case slices.Contains(names, name):
+			return nil
+		case len(names) == 0:
+			return fmt.Errorf("nobody may grant on this box: give somebody the role grant under authorities in its configuration")
+		}
+		return fmt.Errorf("%q may not grant on this box: %s may", name, strings.Join(names, ", "))
+	}
+}

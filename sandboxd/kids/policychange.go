@@ -1,0 +1,185 @@
+package kids
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"tagout/internal/audit"
+	"tagout/internal/policy"
+	"tagout/internal/reason"
+	"tagout/internal/wire"
+)
+
+// tendEvery is how often Run looks for grants that ran out and policies that a daemon has not taken yet. The
+// proxy and dnsfilter drop expired rules by themselves; this only brings the documents up to date.
+const tendEvery = 500 * time.Millisecond
+
+// EgressChange is another egress policy for a living kid, from a card that was checked.
+type EgressChange struct {
+	Card     string // the card's name
+	CardHash string
+	Egress   policy.Spec
+	By       string
+	Reason   string
+	Actor    string
+}
+
+// ChangePolicy replaces the card's part of a living kid's egress policy; grants stay. The change counts once
+// every enforcement point has taken it. Where one does not answer, the new policy stays noted and is pushed
+// until it is taken, and the error says so: what both allow stays open, nothing else.
+func (m *Manager) ChangePolicy(ctx context.Context, name string, c EgressChange) (wire.PolicyReply, error) {
+	if c.By == "" || c.Reason == "" {
+		return wire.PolicyReply{}, refuse(Invalid, reason.Malformed, "changing the policy of kid %s: say who and why with --by and --reason", name)
+	}
+	var reply wire.PolicyReply
+	err := m.withRunning(ctx, name, func(k *kid) error {
+		before := k.rec.Plan.Egress
+		k.rec.Plan.Egress = c.Egress
+		cut, err := m.applyEgress(ctx, k)
+		if KindOf(err) == Invalid {
+			k.rec.Plan.Egress = before
+			return err
+		}
+		m.log(k, audit.Record{Event: audit.EventPolicyChanged, Actor: c.Actor, Outcome: audit.OutcomeOK, Generation: k.rec.Session.Generation,
+			Detail: c.Reason, Fields: map[string]string{"by": c.By, "card_hash": c.CardHash, "cut": fmt.Sprint(cut)}})
+		reply = wire.PolicyReply{Generation: k.rec.Session.Generation, Cut: cut}
+		return err
+	})
+	return reply, err
+}
+
+// withRunning runs fn while nothing else changes the kid, which must be running and under no tag.
+func (m *Manager) withRunning(ctx context.Context, name string, fn func(k *kid) error) error {
+	m.mu.Lock()
+	k := m.kids[name]
+	m.mu.Unlock()
+	if k == nil {
+		return notFound(name)
+	}
+	k.life.Lock()
+	defer k.life.Unlock()
+	m.mu.Lock()
+	state, same := k.state, m.kids[name] == k
+	m.mu.Unlock()
+	if !same {
+		return notFound(name)
+	}
+	if state != wire.KidRunning {
+		return refuse(Conflict, reason.OK, "kid %s is %s: only a running kid's policy can be changed", name, state)
+	}
+	if err := m.clear(ctx, k); err != nil {
+		return err
+	}
+	return fn(k)
+}
+
+// egress is the policy that is in force: the card's rules and those of the grants. Call it with life held.
+func (k *kid) egress() policy.Spec {
+	spec := k.rec.Plan.Egress
+	spec.Allow = append([]policy.Rule(nil), spec.Allow...)
+	for _, g := range k.rec.Grants {
+		spec.Allow = append(spec.Allow, g.rule())
+	}
+	return spec
+}
+
+// applyEgress makes what egress returns the kid's next generation and pushes it everywhere. An error of kind
+// Invalid means that it cannot be enforced and that nothing was changed. Call it with life held.
+func (m *Manager) applyEgress(ctx context.Context, k *kid) (cut int, err error) {
+	spec := k.egress()
+	compiled, err := policy.Compile(spec)
+	if err != nil {
+		return 0, refuse(Invalid, reason.Malformed, "the new policy of kid %s cannot be enforced, the old one stays: %w", k.name, err)
+	}
+	next := k.rec.Session
+	next.Names = append([]string(nil), next.Names...) // the old document's readers keep theirs
+	next.AddNames(compiled.ExactHosts())
+	next.Egress = spec
+	next.Generation++
+	m.mu.Lock()
+	k.rec.Session = next
+	k.rec.Plan.Ports = compiled.Ports()
+	k.unpushed = true
+	m.mu.Unlock()
+	// On disk first: a daemon that restarts in between reads the new one.
+	if err := errors.Join(m.save(k), m.store.Put(&k.rec.Session, m.cfg.Inst.GroupID())); err != nil {
+		return 0, err
+	}
+	return m.converge(ctx, k)
+}
+
+// converge pushes the kid's document to every enforcement point. Call it with life held.
+func (m *Manager) converge(ctx context.Context, k *kid) (cut int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	s := &k.rec.Session
+	for _, p := range m.cfg.Points {
+		ack, putErr := p.Put(ctx, s)
+		if putErr == nil && ack.Generation != s.Generation {
+			putErr = fmt.Errorf("it acknowledged generation %d", ack.Generation)
+		}
+		if putErr != nil {
+			err = errors.Join(err, fmt.Errorf("%s: %w", p.Name(), putErr))
+		}
+		cut += ack.Cut
+	}
+	if portsErr := m.cfg.Kernel.SetPorts(s.Mark, k.rec.Plan.Ports); portsErr != nil {
+		err = errors.Join(err, fmt.Errorf("the kernel's port list: %w", portsErr))
+	}
+	if err != nil {
+		return cut, refuse(Unavailable, reason.PolicyNotLoaded,
+			"generation %d of kid %s is noted and pushed again until it is taken everywhere; until then only what both policies allow is open: %w", s.Generation, k.name, err)
+	}
+	m.mu.Lock()
+	k.unpushed = false
+	m.mu.Unlock()
+	return cut, nil
+}
+
+// tend brings policies up to date: grants that ran out are taken out, and what was not taken is pushed again.
+func (m *Manager) tend(ctx context.Context) {
+	for _, k := range m.running() {
+		if !k.life.TryLock() {
+			continue // somebody is at it
+		}
+		m.tendKid(ctx, k)
+		k.life.Unlock()
+	}
+}
+
+func (m *Manager) tendKid(ctx context.Context, k *kid) {
+	m.mu.Lock()
+	skip, unpushed := k.state != wire.KidRunning, k.unpushed
+	m.mu.Unlock()
+	if skip {
+		return
+	}
+	ended := k.dropEndedGrants()
+	for _, g := range ended {
+		m.log(k, g.record(audit.EventGrantEnded, "", "it ran out"))
+	}
+	var err error
+	switch {
+	case len(ended) > 0:
+		_, err = m.applyEgress(ctx, k)
+	case unpushed:
+		_, err = m.converge(ctx, k)
+	}
+	if err != nil {
+		m.cfg.Log.Error("bringing a kid's policy up to date; trying again", "kid", k.name, "error", err)
+	}
+}
+
+func (m *Manager) running() []*kid {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var out []*kid
+	for _, k := range m.kids {
+		if k.state == wire.KidRunning {
+			out = append(out, k)
+		}
+	}
+	return out
+}
