@@ -62,7 +62,7 @@ signal n, 3 when the kid was stopped.`,
 	root.PersistentFlags().BoolVar(&a.json, "json", false, "print JSON")
 	root.AddCommand(
 		a.doctorCommand(), a.setupCommand(), a.upCommand(), a.cleanupCommand(), a.statusCommand(),
-		a.cardCommand(), a.spawnCommand(), a.runCommand(), a.execCommand(), a.listCommand(), a.destroyCommand(),
+		a.cardCommand(), a.policyCommand(), a.spawnCommand(), a.runCommand(), a.execCommand(), a.listCommand(), a.destroyCommand(),
 		a.stopCommand(), a.tagsCommand(), a.releaseCommand(), a.vaultCommand(), a.timelineCommand(),
 		a.drillCommand(), a.demoCommand(), a.benchCommand(), a.versionCommand(),
 	)

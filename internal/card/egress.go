@@ -110,24 +110,17 @@ func readAllowHost(v yamlx.Value) string {
 	case span != policy.ExactHost && isPublicSuffix(name):
 		v.Refuse(`write a name that one owner holds, such as "`+span.String()+`example.com"`, "%s would allow everybody's names under %s", yamlx.Quote(raw), name)
 		return ""
-	case slices.Contains(metadataNames, name):
-		v.Refuse("remove the rule", "%s hands out the machine's credentials and can never be allowed", name)
-		return ""
 	}
 	pattern := span.String() + name
-	for _, bad := range metadataNames {
-		if policy.Covers(pattern, bad) {
-			v.Refuse("name the hosts one by one", "%s would allow %s, which hands out the machine's credentials", yamlx.Quote(raw), bad)
-			return ""
-		}
+	switch bad := policy.MetadataUnder(pattern); {
+	case bad == pattern:
+		v.Refuse("remove the rule", "%s hands out the machine's credentials and can never be allowed", name)
+		return ""
+	case bad != "":
+		v.Refuse("name the hosts one by one", "%s would allow %s, which hands out the machine's credentials", yamlx.Quote(raw), bad)
+		return ""
 	}
 	return pattern
-}
-
-// metadataNames are refused when the card is read; whatever else leads to a metadata address is refused when
-// it is resolved.
-var metadataNames = []string{
-	"metadata.google.internal", "metadata.goog", "instance-data.ec2.internal", "metadata.tencentyun.com", "metadata.platformequinix.com",
 }
 
 // readPattern reads a host that may begin with "*." or "**.".

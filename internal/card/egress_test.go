@@ -79,10 +79,8 @@ func checkEgress(t *testing.T, c *Card) {
 		if base != r.Host && isPublicSuffix(base) {
 			t.Fatalf("rule %+v allows everybody's names", r)
 		}
-		for _, name := range metadataNames {
-			if policy.Covers(r.Host, name) {
-				t.Fatalf("rule %+v allows %s", r, name)
-			}
+		if name := policy.MetadataUnder(r.Host); name != "" {
+			t.Fatalf("rule %+v allows %s", r, name)
 		}
 		for _, a := range r.Addresses {
 			if policy.CheckGrant(a) != nil {
@@ -100,6 +98,41 @@ func checkEgress(t *testing.T, c *Card) {
 	}
 	if gone := spec.At(1 << 62); len(gone.Allow)+len(gone.Lapsed) != len(spec.Allow) {
 		t.Fatalf("At lost rules of %+v", spec)
+	}
+}
+
+// TestExplainGivesRulesThatWork: what `policy explain` says to add can be put into the card as it stands, and
+// then the answer is allow.
+func TestExplainGivesRulesThatWork(t *testing.T) {
+	t.Parallel()
+	const has = `{host: api.vendor.test, ports: [443], protocol: tls, inspect: true, methods: [GET]}`
+	for _, ask := range []string{
+		"evil.test:443", "evil.test:80", "evil.test:8443", "POST http://evil.test/a", "GET https://evil.test/a/b?c", "GET https://evil.test/a%20%22b", "PUT https://evil.test/..",
+		"DELETE https://api.vendor.test/v1/x", "GET http://api.vendor.test/",
+	} {
+		q, err := policy.ParseQuestion(strings.Fields(ask)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		explain := func(rules string) policy.Explanation {
+			c, err := ParseAt("x.yaml", []byte(allowing(rules)), testNow)
+			if err != nil {
+				t.Fatalf("%s: %v", ask, err)
+			}
+			e, err := policy.Explain(c.EgressAt(testNow, time.Hour), int64(time.Hour), q)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return e
+		}
+		advice := strings.Join(explain(has).Change, "\n")
+		_, rule, found := strings.Cut(advice, "add a rule to egress.allow: ")
+		if end := strings.LastIndexByte(rule, '}'); found && end > 0 {
+			rule = rule[:end+1]
+		}
+		if e := explain(has + ", " + rule); !found || !e.Allowed {
+			t.Errorf("%s: %s does not help: %+v", ask, advice, e)
+		}
 	}
 }
 

@@ -1,6 +1,9 @@
 package policy
 
-import "net/netip"
+import (
+	"net/netip"
+	"slices"
+)
 
 // metadataList holds the addresses at which clouds hand out credentials and settings. Nothing grants them. The
 // link-local ones would be refused anyway; they are listed so that a record says what was tried.
@@ -30,6 +33,26 @@ var metadataList = func() []netip.Addr {
 	}
 	return list
 }()
+
+// metadataNames are the names under which clouds hand out the same things. Whatever else leads to a metadata
+// address is refused when it is resolved.
+var metadataNames = []string{
+	"metadata.google.internal", "metadata.goog", "instance-data.ec2.internal", "metadata.tencentyun.com", "metadata.platformequinix.com",
+}
+
+// MetadataName says whether a canonical name hands out a machine's credentials. No rule may name it.
+func MetadataName(name string) bool { return slices.Contains(metadataNames, name) }
+
+// MetadataUnder returns a name that MetadataName knows and that a canonical pattern stands for, "" where
+// there is none.
+func MetadataUnder(pattern string) string {
+	for _, name := range metadataNames {
+		if Covers(pattern, name) {
+			return name
+		}
+	}
+	return ""
+}
 
 var metadata = func() map[netip.Addr]bool {
 	set := map[netip.Addr]bool{}

@@ -216,7 +216,10 @@ func TestConflict(t *testing.T) {
 	granted.Grant = "01J"
 	ending := web
 	ending.Expires = 5
-	private := with(func(r *Rule) { r.Methods = []string{"PUT"}; r.Addresses = []netip.Prefix{netip.MustParsePrefix("10.0.0.5/32")} })
+	private := with(func(r *Rule) {
+		r.Methods = []string{"PUT"}
+		r.Addresses = []netip.Prefix{netip.MustParsePrefix("10.0.0.5/32")}
+	})
 	for what, c := range map[string]struct {
 		earlier, later Rule
 		want           string
