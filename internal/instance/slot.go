@@ -43,9 +43,18 @@ func Open(name string) (Instance, error) {
 	return Instance{}, fmt.Errorf("opening instance %s: %w: run `tagout setup --instance %s` first", name, ErrUnknown, name)
 }
 
+// ErrExists is returned by ClaimNew for an instance that has a slot already.
+var ErrExists = errors.New("the instance exists")
+
 // Claim returns the instance called name, taking a free slot for it where it has none yet. The claim lasts
 // until Release or a reboot.
-func Claim(name string) (Instance, error) {
+func Claim(name string) (Instance, error) { return claim(name, false) }
+
+// ClaimNew is Claim for whoever wants an instance of its own: it fails with ErrExists where there is one of that
+// name. Of two that ask at once, one gets it.
+func ClaimNew(name string) (Instance, error) { return claim(name, true) }
+
+func claim(name string, fresh bool) (Instance, error) {
 	if err := CheckName(name); err != nil {
 		return Instance{}, err
 	}
@@ -55,7 +64,11 @@ func Claim(name string) (Instance, error) {
 		if err != nil {
 			return err
 		}
-		if slot := slices.Index(owners[:], name); slot >= 0 {
+		slot := slices.Index(owners[:], name)
+		if slot >= 0 && fresh {
+			return fmt.Errorf("claiming instance %s: %w: choose another --instance, or run `tagout cleanup --purge --instance %s` first", name, ErrExists, name)
+		}
+		if slot >= 0 {
 			inst, err = New(name, slot)
 			return err
 		}

@@ -82,11 +82,20 @@ func (b Boxes) Setup(ctx context.Context, name string, cfg Config) (instance.Ins
 	if uid := os.Geteuid(); uid != 0 {
 		return instance.Instance{}, fmt.Errorf("setting up instance %s needs root, this is uid %d: run it with sudo", name, uid)
 	}
+	unlock, err := instance.Lock(ctx, name)
+	if err != nil {
+		return instance.Instance{}, err
+	}
+	defer unlock()
 	raw, err := cfg.Marshal()
 	if err != nil {
 		return instance.Instance{}, fmt.Errorf("writing the configuration: %w", err)
 	}
-	if err := b.Doctor(ctx).Refusal(); err != nil {
+	report := b.Doctor(ctx)
+	if err := ctx.Err(); err != nil { // what was not tried is not what the machine lacks
+		return instance.Instance{}, fmt.Errorf("setting up instance %s: %w", name, err)
+	}
+	if err := report.Refusal(); err != nil {
 		return instance.Instance{}, fmt.Errorf("setting up instance %s: %w", name, err)
 	}
 	layout, err := cgroup.Detect()

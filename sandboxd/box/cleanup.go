@@ -42,6 +42,18 @@ func (b Boxes) Cleanup(ctx context.Context, name string, purge bool) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*killWait)
 	defer cancel()
+	// Before the lock: a supervisor that ends may have a cleanup of its own to do.
+	if err := supervise.Stop(ctx, f.inst); err != nil {
+		return fmt.Errorf("cleaning up instance %s: stopping its supervisor: %w", name, err)
+	}
+	unlock, err := instance.Lock(ctx, name)
+	if err != nil {
+		return fmt.Errorf("cleaning up instance %s: %w", name, err)
+	}
+	defer unlock()
+	if f, err = b.find(name); err != nil { // it may have come or gone meanwhile
+		return err
+	}
 	errs := []error{}
 	for _, s := range f.teardown(purge) {
 		err := s.do(ctx)

@@ -1,0 +1,81 @@
+package instance
+
+import (
+	"context"
+	"errors"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"tagout/internal/testroot"
+)
+
+func TestLockIsForOneAtATime(t *testing.T) {
+	testroot.Require(t)
+	unlock, err := Lock(t.Context(), "tlocka")
+	if err != nil {
+		t.Fatal(err)
+	}
+	short, cancel := context.WithTimeout(t.Context(), 3*lockRetry)
+	defer cancel()
+	if _, err := Lock(short, "tlocka"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("a second lock: %v", err)
+	}
+	other, err := Lock(t.Context(), "tlockb")
+	if err != nil {
+		t.Fatalf("another instance's lock: %v", err)
+	}
+	other()
+	got := make(chan error, 1)
+	go func() {
+		again, err := Lock(t.Context(), "tlocka")
+		if err == nil {
+			again()
+		}
+		got <- err
+	}()
+	unlock()
+	select {
+	case err := <-got:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("nobody got the lock that was given back")
+	}
+}
+
+// TestClaimNewIsForOne: of many that want the instance for themselves, one gets it.
+func TestClaimNewIsForOne(t *testing.T) {
+	testroot.Require(t)
+	var mu sync.Mutex
+	var won []Instance
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			inst, err := ClaimNew("tclaimnew")
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case err == nil:
+				won = append(won, inst)
+			case !errors.Is(err, ErrExists):
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if len(won) == 0 {
+		t.Fatal("nobody got the instance")
+	}
+	if len(won) != 1 {
+		t.Errorf("%d got the instance", len(won))
+	}
+	if err := won[0].Release(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(won[0].RunDir()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("run directory: %v", err)
+	}
+}
