@@ -74,20 +74,30 @@ type Config struct {
 
 // Limits bound what one session, one connection and one wait may take.
 type Limits struct {
-	ConnsPerSession int           // at once; default 1024
-	Hello           time.Duration // from accept to a whole ClientHello or HTTP head; default 10s
-	Names           time.Duration // for dnsfilter's answer; default 250ms
-	Tokens          time.Duration // for credd's answer; default 500ms
-	Resolve         time.Duration // for the upstream resolvers, all of them; default 5s
-	Connect         time.Duration // for all addresses of one name; default 10s
-	KeepAlive       time.Duration // between two requests of one connection; default 2m
-	Idle            time.Duration // without a byte in either direction; default 30m
-	Progress        time.Duration // between two records of a long connection; default 5m
+	ConnsPerSession   int   // at once; default 1024
+	NewConnsPerSecond int   // of one session, on average; twice as many at once; default 500
+	BufferPerSession  int64 // bytes that the proxy keeps for a session's connections; default 128 MiB
+
+	Hello     time.Duration // from accept to a whole ClientHello or HTTP head; default 10s
+	Names     time.Duration // for dnsfilter's answer; default 250ms
+	Tokens    time.Duration // for credd's answer; default 500ms
+	Resolve   time.Duration // for the upstream resolvers, all of them; default 5s
+	Connect   time.Duration // for all addresses of one name; default 10s
+	KeepAlive time.Duration // between two requests of one connection; default 2m
+	Idle      time.Duration // without a byte in either direction; default 30m
+	Answer    time.Duration // for a TLS server's first bytes; default 30s
+	Progress  time.Duration // between two records of a long connection; default 1m
 }
 
 func (l *Limits) fill() {
 	if l.ConnsPerSession == 0 {
 		l.ConnsPerSession = 1024
+	}
+	if l.NewConnsPerSecond == 0 {
+		l.NewConnsPerSecond = 500
+	}
+	if l.BufferPerSession == 0 {
+		l.BufferPerSession = 128 << 20
 	}
 	for _, d := range []struct {
 		field *time.Duration
@@ -95,7 +105,7 @@ func (l *Limits) fill() {
 	}{
 		{&l.Hello, 10 * time.Second}, {&l.Names, 250 * time.Millisecond}, {&l.Tokens, 500 * time.Millisecond},
 		{&l.Resolve, 5 * time.Second}, {&l.Connect, 10 * time.Second}, {&l.KeepAlive, 2 * time.Minute},
-		{&l.Idle, 30 * time.Minute}, {&l.Progress, 5 * time.Minute},
+		{&l.Idle, 30 * time.Minute}, {&l.Progress, time.Minute}, {&l.Answer, 30 * time.Second},
 	} {
 		if *d.field == 0 {
 			*d.field = d.value

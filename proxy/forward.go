@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"tagout/internal/reason"
@@ -22,22 +23,36 @@ const (
 	maxResponseHead   = 256 << 10
 )
 
-// newClient returns the HTTP client of one connection. Nothing is shared between connections: an upstream
-// socket carries one session's mark and is counted for one connection.
-func (p *Proxy) newClient(c *conn) *http.Transport {
-	return &http.Transport{
+// What an HTTP/2 connection may keep in memory for bodies that somebody is slow to take.
+const (
+	h2Stream     = 512 << 10 // per stream and direction
+	h2FromKid    = 1 << 20   // per connection
+	h2FromServer = 2 << 20
+)
+
+// newClient returns an HTTP client for one connection and one rule. Nothing is shared between connections: an
+// upstream socket carries one session's mark, and is counted for one connection and one rule. Servers are
+// offered HTTP/2 where the kid speaks it: an HTTP/1.1 request may ask for an upgrade that HTTP/2 has not.
+func (p *Proxy) newClient(c *conn, h2 bool) *http.Transport {
+	t := &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return c.dialFor(ctx) },
 		DialTLSContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			nc, err := c.dialFor(ctx)
 			if err != nil {
 				return nil, err
 			}
-			return c.secure(ctx, nc)
+			return c.secure(ctx, nc, h2)
 		},
 		DisableCompression: true, MaxIdleConnsPerHost: 1, MaxIdleConns: 4, IdleConnTimeout: upstreamIdle,
 		ExpectContinueTimeout: time.Second, MaxResponseHeaderBytes: maxResponseHead,
-		TLSNextProto: map[string]func(string, *tls.Conn) http.RoundTripper{}, // HTTP/1.1 only
+		Protocols: new(http.Protocols),
 	}
+	t.Protocols.SetHTTP1(true)
+	if h2 {
+		t.Protocols.SetHTTP2(true)
+		t.HTTP2 = &http.HTTP2Config{MaxReceiveBufferPerStream: h2Stream, MaxReceiveBufferPerConnection: h2FromServer}
+	}
+	return t
 }
 
 // dialFor connects to the target of the exchange that ctx belongs to.
@@ -57,11 +72,11 @@ func (c *conn) dialFor(ctx context.Context) (*countedConn, error) {
 }
 
 // secure speaks TLS to the server and makes sure that it is who it should be.
-func (c *conn) secure(ctx context.Context, nc *countedConn) (net.Conn, error) {
+func (c *conn) secure(ctx context.Context, nc *countedConn, h2 bool) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, upstreamHandshake)
 	defer cancel()
 	tc := tls.Client(nc, &tls.Config{
-		ServerName: nc.u.target.name, RootCAs: c.p.cfg.Roots, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"},
+		ServerName: nc.u.target.name, RootCAs: c.p.cfg.Roots, MinVersion: tls.VersionTLS12, NextProtos: protocols(h2),
 	})
 	if err := tc.HandshakeContext(ctx); err != nil {
 		nc.Close() //nolint:errcheck // already failing
@@ -75,12 +90,22 @@ func (c *conn) secure(ctx context.Context, nc *countedConn) (net.Conn, error) {
 	return tc, nil
 }
 
+// protocols is what is offered by ALPN (RFC 7301).
+func protocols(h2 bool) []string {
+	if h2 {
+		return []string{"h2", "http/1.1"}
+	}
+	return []string{"http/1.1"}
+}
+
 // send sends a judged request upstream. A failure becomes a response too, so that the kid learns why.
 func (x *exchange) send(r *http.Request) *http.Response {
-	resp, err := x.layer.client.RoundTrip(r)
+	resp, err := x.layer.client(x.rule).RoundTrip(r)
 	if err != nil {
 		why := asRefusal(err)
-		if !errors.As(err, new(refusal)) {
+		if cause := x.cause(); cause != nil {
+			why = *cause
+		} else if !errors.As(err, new(refusal)) {
 			why.detail = "the upstream server did not answer: " + why.detail
 		}
 		return x.refuse(why)
@@ -93,8 +118,22 @@ func (x *exchange) send(r *http.Request) *http.Response {
 		}
 		return resp // goproxy relays; the sockets count
 	}
+	dropHopFields(resp.Header)
 	resp.Body = &answerBody{ReadCloser: resp.Body, x: x, mask: newMask(x.swapped)}
 	return resp
+}
+
+// dropHopFields takes out what a server says about its own connection (RFC 9110, 7.6.1): HTTP/2 has no place
+// for it, and goproxy would take an answer that merely looks like an upgrade for one.
+func dropHopFields(h http.Header) {
+	for _, line := range h["Connection"] {
+		for option := range strings.SplitSeq(line, ",") {
+			h.Del(strings.TrimSpace(option))
+		}
+	}
+	for _, name := range []string{"Connection", "Keep-Alive", "Proxy-Connection", "Transfer-Encoding", "Upgrade"} {
+		h.Del(name)
+	}
 }
 
 // answerBody counts an answer's body, masks secrets that come back in it, and notices when it ends early.
@@ -106,7 +145,7 @@ type answerBody struct {
 
 func (b *answerBody) Read(p []byte) (int, error) {
 	n, err := b.mask.read(b.ReadCloser, p)
-	b.x.down += int64(n)
+	b.x.down.Add(int64(n))
 	if err != nil && !errors.Is(err, io.EOF) {
 		b.x.broken = err
 	}
@@ -120,11 +159,13 @@ type responder struct {
 	x        *exchange
 	stream   bool
 	hijacked bool
+	begun    atomic.Bool
 }
 
 // WriteHeader implements http.ResponseWriter.
 func (w *responder) WriteHeader(status int) {
 	w.x.status = status
+	w.begun.Store(true)
 	h := w.Header()
 	if w.x.head.tunnel && status != http.StatusSwitchingProtocols {
 		h.Set("Connection", "close") // what follows on the connection was never judged

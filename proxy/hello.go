@@ -118,7 +118,7 @@ func checkRecordStart(b []byte, first bool) error {
 		return nil
 	}
 	if first && b[0] != recordHandshake && sslv2(b) {
-		return &helloError{reason.Malformed, "an SSLv2 hello: use TLS 1.2 or newer"}
+		return &helloError{reason.SSLv2, ""}
 	}
 	if b[0] != recordHandshake {
 		// An SSLv2 header needs five bytes to be told from noise.
@@ -138,6 +138,9 @@ func checkRecordStart(b []byte, first bool) error {
 func sslv2(b []byte) bool {
 	return len(b) >= 5 && b[0]&0x80 != 0 && b[2] == 1 && (b[3] == 3 && b[4] <= 4 || b[3] == 0 && b[4] == 2)
 }
+
+// speaksTLS says whether an SSLv2 hello offers TLS: its sender then understands an alert.
+func speaksTLS(b []byte) bool { return len(b) >= 5 && b[3] == 3 }
 
 // cursor reads big-endian fields; ok turns false at the first one that is not there.
 type cursor struct {

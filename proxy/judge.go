@@ -13,9 +13,12 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/elazarl/goproxy"
+	"golang.org/x/net/http/httpguts"
 
 	"tagout/internal/audit"
 	"tagout/internal/policy"
@@ -27,15 +30,21 @@ type exchange struct {
 	c       *conn
 	layer   *layer
 	head    head
+	path    string // as judged
 	target  target
 	rule    *policy.Rule
 	start   time.Time
 	refused *refusal
 	swapped []secret // what was put into the request; masked in the answer
 	status  int
-	up      int64 // bytes of the bodies
-	down    int64
-	broken  error // why the answer's body ended early
+	up      atomic.Int64 // bytes of the bodies
+	down    atomic.Int64
+	broken  error                   // why the answer's body ended early
+	ended   atomic.Pointer[refusal] // why it was ended from outside
+
+	mu     sync.Mutex
+	out    *responder         // guarded by mu; nil before it is served and once it is over
+	cancel context.CancelFunc // ends the request upstream
 }
 
 type exchangeKey struct{}
@@ -71,15 +80,17 @@ func noWayOut(context.Context, string, string) (net.Conn, error) {
 	return nil, errors.New("a connection that was never judged")
 }
 
-// serveRequest is called by the HTTP server for every request of every layer, in order within a layer.
+// serveRequest is called by the HTTP servers for every request of every layer: in order within a layer of
+// HTTP/1.1, at the same time within one of HTTP/2.
 func (p *Proxy) serveRequest(w http.ResponseWriter, r *http.Request) {
 	l := r.Context().Value(layerKey{}).(*layer)
 	x := &exchange{c: l.c, layer: l, start: time.Now()}
+	l.begin()
+	defer l.finish()
 	var ok bool
-	if x.head, ok = l.take(); !ok {
+	if x.head, ok = l.headOf(r); !ok {
 		x.head.code, x.head.detail = reason.Internal, "a request that the head checker did not see"
 	}
-	defer l.finish()
 	if l.explicit() && x.head.code == reason.OK && x.head.method == http.MethodConnect {
 		p.serveConnect(x, w)
 		return
@@ -90,22 +101,53 @@ func (p *Proxy) serveRequest(w http.ResponseWriter, r *http.Request) {
 		if why == nil {
 			why = &refusal{code: reason.MethodDenied, detail: r.Method, rule: x.rule}
 		}
+		x.c.release(x)
 		x.status = x.refuse(*why).StatusCode
-		writeProblem(w, l.c.problem(*why), true)
+		writeProblem(w, x.problem(*why), !l.h2)
 		return
 	}
-	out := &responder{ResponseWriter: w, x: x}
-	r = r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x))
 	if r.URL.Scheme == "" { // goproxy carries requests with an absolute target; the judge fills in the right one
 		r.URL.Scheme, r.URL.Host = "http", "unjudged.invalid"
 	}
-	p.mitm.ServeHTTP(out, r)
+	out := &responder{ResponseWriter: w, x: x}
+	ctx, cancel := context.WithCancel(context.WithValue(r.Context(), exchangeKey{}, x))
+	x.begin(out, cancel)
+	p.mitm.ServeHTTP(out, r.WithContext(ctx))
+	x.over()
 	if out.hijacked {
-		l.Close() //nolint:errcheck // a layer's Close cannot fail
+		l.Close()
 		return
 	}
 	if x.broken != nil {
 		panic(http.ErrAbortHandler) // an answer that ended early must not look complete
+	}
+}
+
+func (x *exchange) begin(out *responder, cancel context.CancelFunc) {
+	x.mu.Lock()
+	x.out, x.cancel = out, cancel
+	x.mu.Unlock()
+}
+
+func (x *exchange) over() {
+	x.c.release(x)
+	x.mu.Lock()
+	x.out = nil
+	x.mu.Unlock()
+	x.cancel()
+}
+
+// abort ends one request of an HTTP/2 connection: towards the server at once, and towards the kid with a reset
+// of the stream, or with the reason while no answer has begun.
+func (x *exchange) abort() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.out == nil {
+		return
+	}
+	x.cancel()
+	if x.out.begun.Load() {
+		http.NewResponseController(x.out.ResponseWriter).SetWriteDeadline(time.Unix(1, 0)) // over already: then it is reset
 	}
 }
 
@@ -115,79 +157,79 @@ func (p *Proxy) judge(x *exchange, r *http.Request) *refusal {
 	if x.head.code != reason.OK {
 		return &refusal{code: x.head.code, detail: x.head.detail}
 	}
-	d := x.aim()
-	if d.Verdict != policy.Allow {
-		why := refuseBy(d)
-		return &why
+	if x.path = r.URL.EscapedPath(); x.path == "" {
+		x.path = "/"
 	}
-	x.rule = d.Rule
-	if why := x.checkProtocol(); why != nil {
+	if why := x.aim(); why != nil {
 		return why
 	}
-	path := r.URL.EscapedPath()
-	if path == "" {
-		path = "/"
-	}
-	d = x.c.sess.request(x.target, x.head.method, path)
+	d := x.c.admit(x)
+	x.rule = d.Rule // of several rules for the host and port, the one that takes this request
 	if d.Verdict != policy.Allow {
 		why := refuseBy(d)
 		return &why
 	}
-	x.rule = d.Rule // of several rules for the host and port, the one that takes this request
+	if why := x.c.sess.limits(x.rule, rateRequests); why != nil {
+		return why
+	}
 	x.c.recordOpened("")
 	x.rewrite(r)
 	return x.swapTokens(r)
 }
 
-// aim finds out where the request goes and asks whether the connection may go there.
-func (x *exchange) aim() policy.Decision {
+// aim finds out where the request goes.
+func (x *exchange) aim() *refusal {
 	host := x.head.host
 	if x.head.authority != "" {
 		host = x.head.authority
 	}
 	name, port, err := policy.Authority(host)
 	if err != nil {
-		return nameRefusal(err)
+		why := refuseBy(nameRefusal(err))
+		return &why
 	}
 	if !x.layer.explicit() {
 		x.target = x.layer.fixed
 		if name != x.target.name || port != 0 && port != x.target.port {
-			return policy.Decision{Reason: reason.HostMismatch, Detail: fmt.Sprintf("the request says %s, the connection goes to %s port %d",
+			return &refusal{code: reason.HostMismatch, detail: fmt.Sprintf("the request says %s, the connection goes to %s port %d",
 				clip(host, 255), x.target.name, x.target.port)}
 		}
-		return x.c.aim(x.target)
+		return nil
 	}
 	if x.head.authority == "" {
-		return policy.Decision{Reason: reason.HostAddress, Detail: "this is a proxy: use CONNECT or an absolute URI"}
+		return &refusal{code: reason.HostAddress, detail: "this is a proxy: use CONNECT or an absolute URI"}
 	}
 	if port == 0 {
 		port = 80
 	}
 	x.target = target{name, port}
-	return x.c.aim(x.target)
-}
-
-// checkProtocol makes sure that the request came in the way in which the rule wants it.
-func (x *exchange) checkProtocol() *refusal {
-	secure := x.layer.scheme == "https"
-	switch {
-	case secure && (x.rule.Protocol != policy.TLS || !x.rule.Inspect):
-		return &refusal{reason.NotHTTP, "the rule does not say inspected TLS", x.rule}
-	case !secure && x.rule.Protocol == policy.TLS:
-		return &refusal{reason.NotTLS, "the rule says TLS: use https", x.rule}
-	case !secure && x.rule.Protocol != policy.HTTP:
-		return &refusal{reason.NotHTTP, "the rule says " + string(x.rule.Protocol) + ": use CONNECT", x.rule}
-	}
 	return nil
 }
 
-// request asks the policy in force.
-func (e *entry) request(t target, method, path string) policy.Decision {
-	r := e.current()
-	if r == nil {
-		return policy.Decision{Reason: reason.PolicyNotLoaded}
+// judge asks a policy about the request. Nil rules deny.
+func (x *exchange) judge(r *rules) policy.Decision {
+	d := r.connect(x.target)
+	if d.Verdict != policy.Allow {
+		return d
 	}
-	return r.policy.Request(t.name, t.port, method, path)
+	if why := x.checkProtocol(d.Rule); why != nil {
+		return policy.Decision{Rule: d.Rule, Reason: why.code, Detail: why.detail}
+	}
+	return r.policy.Request(x.target.name, x.target.port, x.head.method, x.path)
+}
+
+// checkProtocol makes sure that the request came in the way in which the rule wants it.
+func (x *exchange) checkProtocol(rule *policy.Rule) *refusal {
+	secure := x.layer.scheme == "https"
+	switch {
+	case secure && (rule.Protocol != policy.TLS || !rule.Inspect):
+		return &refusal{reason.NotHTTP, "the rule does not say inspected TLS", rule}
+	case !secure && rule.Protocol == policy.TLS:
+		return &refusal{reason.NotTLS, "the rule says TLS: use https", rule}
+	case !secure && rule.Protocol != policy.HTTP:
+		return &refusal{reason.NotHTTP, "the rule says " + string(rule.Protocol) + ": use CONNECT", rule}
+	}
+	return nil
 }
 
 // rewrite makes r the request that goes upstream: to the judged target, under the judged name, without what
@@ -211,8 +253,12 @@ func (x *exchange) rewrite(r *http.Request) {
 			r.Header.Del(option)
 		}
 	}
+	trailers := x.layer.h2 && httpguts.HeaderValuesContainsToken(r.Header["Te"], "trailers")
 	for _, name := range []string{"Keep-Alive", "TE", "Http2-Settings", "Proxy-Authorization", "Proxy-Connection"} {
 		r.Header.Del(name)
+	}
+	if trailers { // gRPC servers ask for it
+		r.Header.Set("TE", "trailers")
 	}
 	if !x.head.tunnel {
 		r.Header.Del("Upgrade")
@@ -231,10 +277,7 @@ func (x *exchange) refuse(why refusal) *http.Response {
 		why.rule = x.rule
 	}
 	x.refused = &why
-	prob := x.c.problem(why)
-	if x.target.name != "" {
-		prob.Name, prob.Port = x.target.name, x.target.port
-	}
+	prob := x.problem(why)
 	body := prob.body()
 	return &http.Response{
 		StatusCode: prob.Status, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
@@ -245,6 +288,15 @@ func (x *exchange) refuse(why refusal) *http.Response {
 		},
 		ContentLength: int64(len(body)), Body: io.NopCloser(bytes.NewReader(body)),
 	}
+}
+
+// problem puts a refusal of the request into words for the kid.
+func (x *exchange) problem(why refusal) problem {
+	t := x.target
+	if t.name == "" {
+		t = x.c.aimedAt()
+	}
+	return x.c.problem(why, t)
 }
 
 // writeProblem answers with a problem through the HTTP server.
@@ -259,12 +311,28 @@ func writeProblem(w http.ResponseWriter, prob problem, hangUp bool) {
 	w.Write(prob.body()) //nolint:errcheck // the client is gone
 }
 
+// cause says why Tagout itself ended a request that it had let pass, nil where it did not.
+func (x *exchange) cause() *refusal {
+	if why := x.ended.Load(); why != nil {
+		return why
+	}
+	if x.rule != nil {
+		if detail, yes := x.c.sess.usage.usedUp(x.rule); yes {
+			return &refusal{reason.ByteLimit, detail, x.rule}
+		}
+	}
+	return nil
+}
+
 // record writes what became of the request; once, when it is over.
 func (x *exchange) record() {
 	outcome, code, detail := audit.OutcomeAllow, reason.OK, ""
-	if x.refused != nil {
+	switch why := x.cause(); {
+	case x.refused != nil:
 		outcome, code, detail = x.refused.outcome(), x.refused.code, x.refused.detail
-	} else if x.broken != nil {
+	case x.broken != nil && why != nil:
+		outcome, code, detail = why.outcome(), why.code, "the answer was cut: "+why.detail
+	case x.broken != nil:
 		detail = "the answer ended early: " + oneLine(x.broken)
 	}
 	x.c.p.cfg.Metrics.Request(outcome, code)
@@ -275,7 +343,7 @@ func (x *exchange) record() {
 	if x.rule != nil {
 		r.Rule = x.rule.Line
 	}
-	r.Bytes = &audit.Bytes{Up: x.up, Down: x.down}
+	r.Bytes = &audit.Bytes{Up: x.up.Load(), Down: x.down.Load()}
 	path, _, _ := strings.Cut(x.head.target, "?") // queries carry what nobody wants in a log
 	for key, value := range map[string]string{
 		"method": clip(x.head.method, 40), "path": clip(path, 512), "host": clip(x.head.host, 255),
@@ -294,12 +362,12 @@ func (x *exchange) record() {
 // countedBody counts what is read of a request's body.
 type countedBody struct {
 	io.ReadCloser
-	n *int64
+	n *atomic.Int64
 }
 
 func (b *countedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	*b.n += int64(n)
+	b.n.Add(int64(n))
 	return n, err
 }
 

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"log/slog"
 	"net"
@@ -12,14 +13,20 @@ import (
 	"tagout/internal/reason"
 )
 
-// layer is a judged stretch of a connection: HTTP/1.1 as the client speaks it to the proxy (explicit), in the
-// clear, or inside inspected TLS. It is the net.Conn that the HTTP server reads.
+// layer is a judged stretch of a connection: HTTP as the client speaks it to the proxy (explicit), in the
+// clear, or inside inspected TLS. With HTTP/1.1 it is the net.Conn that the HTTP server reads; with HTTP/2 the
+// server has the TLS connection itself.
 type layer struct {
 	*headConn
 	c      *conn
 	scheme string // of the requests: "http" or "https"; "" for explicit, where each request says it
 	fixed  target // where all requests go; zero for explicit
-	client *http.Transport
+	h2     bool
+
+	handlers tally // of HTTP/2 requests
+
+	mu      sync.Mutex
+	clients map[string]*http.Transport // guarded by mu: by ruleKey
 
 	once sync.Once
 	done chan struct{}
@@ -33,25 +40,72 @@ func (l *layer) explicit() bool { return l.fixed == target{} }
 // Close tells that the HTTP server is done. The sockets belong to the conn, which closes them.
 func (l *layer) Close() error {
 	l.once.Do(func() {
-		l.wake()
+		if !l.h2 {
+			l.wake()
+		}
 		close(l.done)
 	})
 	return nil
 }
 
+// client returns the HTTP client for requests that rule allows.
+func (l *layer) client(rule *policy.Rule) *http.Transport {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	key := ruleKey(rule)
+	if l.clients[key] == nil {
+		if l.clients == nil {
+			l.clients = map[string]*http.Transport{}
+		}
+		l.clients[key] = l.c.p.newClient(l.c, l.h2)
+	}
+	return l.clients[key]
+}
+
+func (l *layer) closeIdle() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, t := range l.clients {
+		t.CloseIdleConnections()
+	}
+}
+
+// headOf returns what the request says about itself; false where nobody checked it.
+func (l *layer) headOf(r *http.Request) (head, bool) {
+	if l.h2 {
+		return h2Head(r), true
+	}
+	return l.take()
+}
+
+// begin and finish frame the handling of a request.
+func (l *layer) begin() {
+	if l.h2 {
+		l.handlers.enter()
+	}
+}
+
+func (l *layer) finish() {
+	if l.h2 {
+		l.handlers.leave()
+	} else {
+		l.headConn.finish()
+	}
+}
+
 // feed hands layers to the HTTP server as a listener.
 type feed struct {
-	next   chan *layer
+	next   chan net.Conn // a *layer, or the *tls.Conn of one
 	closed chan struct{}
 	once   sync.Once
 }
 
-func newFeed() *feed { return &feed{next: make(chan *layer), closed: make(chan struct{})} }
+func newFeed() *feed { return &feed{next: make(chan net.Conn), closed: make(chan struct{})} }
 
 func (f *feed) Accept() (net.Conn, error) {
 	select {
-	case l := <-f.next:
-		return l, nil
+	case c := <-f.next:
+		return c, nil
 	case <-f.closed:
 		return nil, net.ErrClosed
 	}
@@ -66,7 +120,7 @@ func (f *feed) Addr() net.Addr { return &net.TCPAddr{} }
 
 // newWebServer returns the server that reads the requests of all layers.
 func (p *Proxy) newWebServer() *http.Server {
-	return &http.Server{
+	s := &http.Server{
 		Handler:           http.HandlerFunc(p.serveRequest),
 		ReadHeaderTimeout: p.cfg.Limits.Hello,
 		IdleTimeout:       p.cfg.Limits.KeepAlive,
@@ -74,9 +128,32 @@ func (p *Proxy) newWebServer() *http.Server {
 		ErrorLog:          webLog(p.cfg.Log, slog.LevelWarn), // bugs, mostly: clients' faults are in the records
 		BaseContext:       func(net.Listener) context.Context { return p.ctx },
 		ConnContext: func(ctx context.Context, nc net.Conn) context.Context {
-			return context.WithValue(ctx, layerKey{}, nc.(*layer))
+			return context.WithValue(ctx, layerKey{}, layerOf(nc))
 		},
 		DisableGeneralOptionsHandler: true, // OPTIONS * is judged like the rest
+		Protocols:                    new(http.Protocols),
+		HTTP2: &http.HTTP2Config{
+			MaxConcurrentStreams: h2Streams, MaxReceiveBufferPerStream: h2Stream, MaxReceiveBufferPerConnection: h2FromKid,
+		},
+	}
+	s.Protocols.SetHTTP1(true)
+	s.Protocols.SetHTTP2(true)
+	return s
+}
+
+func layerOf(nc net.Conn) *layer {
+	if tc, ok := nc.(*tls.Conn); ok {
+		return tc.NetConn().(*h2Conn).layer
+	}
+	return nc.(*layer)
+}
+
+// feedWeb lets the HTTP server read requests from nc until it is done with it.
+func (p *Proxy) feedWeb(l *layer, nc net.Conn) {
+	select {
+	case p.feed.next <- nc:
+		<-l.done
+	case <-p.ctx.Done():
 	}
 }
 
@@ -88,17 +165,19 @@ func (p *Proxy) serveWeb(ctx context.Context) error {
 	return err
 }
 
+// h1Buffers is what a connection with HTTP/1.1 may need: a head, and buffers towards both sides.
+const h1Buffers = maxHead + 32<<10
+
 // serveRequests lets the HTTP server read requests from nc until it is done with it. seen is what was read
 // from nc already.
 func (p *Proxy) serveRequests(c *conn, l *layer, nc net.Conn, seen []byte) {
 	l.c, l.headConn, l.done = c, newHeadConn(nc, seen), make(chan struct{})
-	l.client = p.newClient(c)
-	defer l.client.CloseIdleConnections()
-	select {
-	case p.feed.next <- l:
-		<-l.done
-	case <-p.ctx.Done():
+	defer l.closeIdle()
+	if !c.hold(h1Buffers) {
+		c.full()
+		return
 	}
+	p.feedWeb(l, l)
 	l.recordUnserved()
 }
 
@@ -143,7 +222,7 @@ func (p *Proxy) serveConnect(x *exchange, w http.ResponseWriter) {
 			d.Detail = clip(x.head.target, 255)
 		}
 		c.recordRefused(refuseBy(d))
-		writeProblem(w, c.problem(refuseBy(d)), true)
+		writeProblem(w, c.problem(refuseBy(d), c.aimedAt()), true)
 		return
 	}
 	nc, rw, err := w.(http.Hijacker).Hijack()

@@ -44,7 +44,9 @@ func (p *Proxy) acceptLoop(ctx context.Context, l *net.TCPListener, via string) 
 		tc, err := l.AcceptTCP()
 		if err == nil {
 			pause = acceptPauseMin
-			p.running.Go(func() { p.handle(tc, via) })
+			if c := p.admit(tc, via); c != nil {
+				p.running.Go(func() { p.handle(c) })
+			}
 			continue
 		}
 		if ctx.Err() != nil {

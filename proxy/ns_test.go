@@ -155,7 +155,8 @@ func (b *nsBox) run(t *testing.T) {
 	files := policy.Rule{Host: fileHost, Ports: []uint16{80}, Protocol: policy.HTTP, Line: 4}
 	s := b.session(inspected, files)
 	s.Addr = nsKid
-	must(t, b.proxy.Put(s))
+	_, err := b.proxy.Put(s)
+	must(t, err)
 	table := b.proxy.sessions.find(nsKid).current().exact
 	api, _ := table.Addr(apiHost)
 	file, _ := table.Addr(fileHost)

@@ -28,6 +28,7 @@ type Proxy struct {
 	web      *http.Server // reads the requests of judged connections
 	feed     *feed        // hands those connections to it
 	mitm     *goproxy.ProxyHttpServer
+	floods   floods
 	running  sync.WaitGroup // connections
 }
 
@@ -50,37 +51,47 @@ func (p *Proxy) Load(store session.Store) error {
 	all, err := store.Load()
 	errs := []error{err}
 	for _, s := range all {
-		errs = append(errs, p.Put(s))
+		_, err := p.Put(s)
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
 
-// Put takes over a session or a newer policy of one. When it returns nil, the policy is in force and every
-// connection that it does not allow is cut. An error leaves a new session unknown and an old one without
-// rights, except for ErrStale, which changes nothing.
-func (p *Proxy) Put(s *session.Session) error {
+// Put takes over a session or a newer policy of one. When it returns without an error, the policy is in force
+// and what it does not allow is cut: so many connections, and requests of HTTP/2 connections that live on. An
+// error changes nothing for a session that is known, and leaves a new one unknown.
+func (p *Proxy) Put(s *session.Session) (cut int, err error) {
 	if err := s.Check(); err != nil {
-		return err
+		p.recordUnreadable(s.Kid, err)
+		return 0, err
 	}
 	if !p.cfg.OwnsMark(s.Mark) {
-		return fmt.Errorf("session %s: mark %#x is not one of this instance", s.ID, s.Mark)
+		return 0, fmt.Errorf("session %s: mark %#x is not one of this instance", s.ID, s.Mark)
 	}
 	e, replaced, err := p.sessions.put(s, p.cfg.Virtual)
 	for _, old := range replaced {
 		n := old.close(reason.Stopped, "another session took its place")
 		p.recordPolicy(audit.EventPolicyRemoved, old, audit.OutcomeOK, reason.Stopped, "another session took its place", n)
 	}
-	if e != nil {
-		e.judgeAgain()
-	}
 	switch {
 	case errors.Is(err, ErrStale):
 	case err != nil:
 		p.recordPolicy(audit.EventPolicyLoaded, &entry{doc: s}, audit.OutcomeFail, reason.PolicyNotLoaded, err.Error(), 0)
 	default:
-		p.recordPolicy(audit.EventPolicyLoaded, e, audit.OutcomeOK, reason.OK, "", 0)
+		cut = e.judgeAgain()
+		e.watch()
+		p.recordPolicy(audit.EventPolicyLoaded, e, audit.OutcomeOK, reason.OK, "", cut)
 	}
-	return err
+	return cut, err
+}
+
+// recordUnreadable tells of a document for a kid that cannot be used. What was in force before stays so.
+func (p *Proxy) recordUnreadable(kid string, err error) {
+	doc := &session.Session{Kid: kid}
+	if e := p.sessions.kid(kid); e != nil {
+		doc = e.doc
+	}
+	p.recordPolicy(audit.EventPolicyLoaded, &entry{doc: doc}, audit.OutcomeFail, reason.PolicyNotLoaded, err.Error(), 0)
 }
 
 // Remove forgets the kid's session. When it returns, all its connections are cut. It returns how many there
@@ -119,6 +130,7 @@ func (p *Proxy) Serve(ctx context.Context, explicit, transparent *net.TCPListene
 	p.web.Close() //nolint:errcheck // all of its connections are cut
 	loops.Wait()
 	p.waitForConns()
+	p.floods.tellAll()
 	return errors.Join(<-errs, <-errs, <-errs)
 }
 
@@ -132,28 +144,35 @@ func (p *Proxy) waitForConns() {
 	}
 }
 
-// handle is one connection's whole life.
-func (p *Proxy) handle(tc *net.TCPConn, via string) {
+// admit decides in the accept loop whether a connection is served at all. A refusal there costs next to
+// nothing, however many there are: no goroutine, and a record for each second instead of each connection.
+func (p *Proxy) admit(tc *net.TCPConn, via string) *conn {
 	c := p.newConn(tc, via)
-	p.cfg.Metrics.Active(via, 1)
-	defer p.cfg.Metrics.Active(via, -1)
+	c.sess = p.sessions.find(c.kid.Addr())
+	code := reason.UnknownSession
+	if c.sess != nil {
+		code = c.sess.join(c, &p.cfg.Limits)
+	}
+	if code == reason.OK {
+		return c
+	}
+	reset(tc)
+	c.cancel()
+	p.floods.add(c, code)
+	return nil
+}
+
+// handle is one connection's whole life, once it was admitted.
+func (p *Proxy) handle(c *conn) {
+	p.cfg.Metrics.Active(c.via, 1)
+	defer p.cfg.Metrics.Active(c.via, -1)
 	defer c.cancel()
 	defer c.survive()
-	c.sess = p.sessions.find(c.kid.Addr())
-	if c.sess == nil {
-		c.recordRefused(refusal{code: reason.UnknownSession})
-		reset(tc)
-		return
-	}
-	if code := c.sess.join(c, p.cfg.Limits.ConnsPerSession); code != reason.OK {
-		c.recordRefused(refusal{code: code})
-		reset(tc)
-		return
-	}
 	defer c.sess.leave(c)
+	defer c.letGo()
 	defer c.end()
 	c.who() // the kernel remembers the process only for so long
-	if via == viaTransparent {
+	if c.via == viaTransparent {
 		p.serveTransparent(c)
 	} else {
 		p.serveExplicit(c)
@@ -235,17 +254,23 @@ func (p *Proxy) tunnel(c *conn, t target, rule *policy.Rule, first []byte) {
 	c.mu.Lock()
 	c.tunnel = u.tcp
 	c.mu.Unlock()
-	if len(first) > 0 {
-		n, err := u.tcp.Write(first)
-		c.count(int64(n), 0)
-		if err != nil {
-			c.say(oneLine(err))
-			reset(c.client)
-			return
-		}
+	err = c.pass(u, upward, u.tcp, first)
+	if err == nil && rule.Protocol == policy.TLS {
+		err = c.watchRetry(u, t.name)
 	}
-	if err := relay(c.client, u.tcp, c.count); err != nil {
+	if err == nil {
+		err = relay(c, u)
+	}
+	var why refusal
+	switch {
+	case errors.As(err, &why):
+		c.blame(why.code, why.detail)
+	case err != nil:
 		c.say("broken off: " + oneLine(err))
+	}
+	if err != nil {
+		reset(c.client)
+		reset(u.tcp)
 	}
 }
 

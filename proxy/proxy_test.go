@@ -162,10 +162,11 @@ func TestBadHellosAreRefused(t *testing.T) {
 			alert byte // 0: a reset
 		}{
 			{"mismatch", inRecords(modernHello("evil.test").message(), 1), reason.SNIMismatch, 112},
-			{"no SNI", inRecords(helloSpec{legacy: 0x0303, versions: []uint16{0x0304}, extensions: true}.message(), 1), reason.SNIMissing, 112},
-			{"ECH", inRecords(helloSpec{legacy: 0x0303, names: []string{apiHost}, versions: []uint16{0x0304}, ech: true, extensions: true}.message(), 1), reason.ECH, 49},
+			{"no SNI", inRecords(helloSpec{legacy: 0x0303, versions: []uint16{0x0304}, extensions: true}.message(), 1), reason.SNIMissing, 109},
+			{"ECH", inRecords(helloSpec{legacy: 0x0303, names: []string{apiHost}, versions: []uint16{0x0304}, ech: true, extensions: true}.message(), 1), reason.ECH, 110},
 			{"TLS 1.0", inRecords(helloSpec{legacy: 0x0301, names: []string{apiHost}, extensions: true}.message(), 1), reason.TLSVersion, 70},
-			{"SSLv2", []byte{0x80, 0x2e, 1, 3, 1, 0, 21, 0, 0, 0, 16}, reason.Malformed, 0},
+			{"SSLv2 framing", []byte{0x80, 0x2e, 1, 3, 1, 0, 21, 0, 0, 0, 16}, reason.SSLv2, 70},
+			{"SSLv2", []byte{0x80, 0x2e, 1, 0, 2, 0, 21, 0, 0, 0, 16}, reason.SSLv2, 0},
 			{"noise", []byte{0x9f, 0x11, 0x22, 0x33, 0x44, 0x55}, reason.NotTLS, 0},
 		} {
 			t.Run(fmt.Sprintf("%s, inspect %v", tc.name, inspect), func(t *testing.T) {
@@ -465,7 +466,7 @@ func TestInspectionEndsAtTheInstancesCA(t *testing.T) {
 	r := rule(apiHost, at.Port(), policy.TLS)
 	r.Inspect = true
 	w.allow(r)
-	tc := tls.Client(w.dialName(apiHost, at.Port()), &tls.Config{ServerName: apiHost, RootCAs: w.inspector.pool(), NextProtos: []string{"h2", "http/1.1"}})
+	tc := tls.Client(w.dialName(apiHost, at.Port()), &tls.Config{ServerName: apiHost, RootCAs: w.inspector.pool(), NextProtos: []string{"spdy/3", "http/1.1"}})
 	must(t, tc.Handshake())
 	if p := tc.ConnectionState().NegotiatedProtocol; p != "http/1.1" {
 		t.Errorf("negotiated %q", p)

@@ -97,6 +97,9 @@ func (c *conn) recordClosed() {
 	if detail == "" {
 		detail = c.note
 	}
+	if code == reason.OK {
+		code = c.noteCode
+	}
 	c.mu.Unlock()
 	if !opened {
 		return

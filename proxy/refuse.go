@@ -13,10 +13,14 @@ import (
 
 // TLS alert descriptions (RFC 8446, section 6).
 const (
+	alertUnexpected       = 10
 	alertHandshakeFailure = 40
-	alertDecodeError      = 50
 	alertAccessDenied     = 49
+	alertDecodeError      = 50
 	alertProtocolVersion  = 70
+	alertInternal         = 80
+	alertMissingExtension = 109
+	alertUnsupportedExt   = 110
 	alertUnrecognizedName = 112
 )
 
@@ -26,12 +30,14 @@ type problem struct {
 	Name string `json:"name,omitempty"`
 	Port uint16 `json:"port,omitempty"`
 	Rule int    `json:"rule,omitempty"` // line in the card
-	Hint string `json:"hint,omitempty"` // what would have to change
-	Conn string `json:"conn,omitempty"` // joins the records in the audit log
+	Host string `json:"rule_host,omitempty"`
+	Hint string `json:"hint,omitempty"`  // what would have to change
+	Ask  string `json:"grant,omitempty"` // what an operator can run to let it pass for a while
+	Conn string `json:"conn,omitempty"`  // joins the records in the audit log
 }
 
 // problem puts a refusal into words for the kid.
-func (c *conn) problem(x refusal) problem {
+func (c *conn) problem(x refusal, t target) problem {
 	info := x.code.Info()
 	status := http.StatusForbidden
 	if x.outcome() == audit.OutcomeFail || x.code == reason.UpstreamTLS {
@@ -41,19 +47,30 @@ func (c *conn) problem(x refusal) problem {
 	if x.detail != "" {
 		detail += " (" + x.detail + ")"
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	out := problem{
 		Problem: wire.Problem{
 			Type: "urn:tagout:reason:" + info.Word, Title: "Refused by Tagout: " + info.Word,
 			Status: status, Detail: detail, Reason: x.code,
 		},
-		Name: c.target.name, Port: c.target.port, Hint: info.Hint, Conn: c.id,
+		Name: t.name, Port: t.port, Hint: info.Hint, Conn: c.id, Ask: c.askFor(x.code, t),
 	}
 	if x.rule != nil {
-		out.Rule = x.rule.Line
+		out.Rule, out.Host = x.rule.Line, x.rule.Host
 	}
 	return out
+}
+
+// askFor returns the command by which an operator grants what was refused, where a grant can.
+func (c *conn) askFor(code reason.Code, t target) string {
+	switch code {
+	case reason.NameNotAllowed, reason.PortNotAllowed, reason.Expired:
+	default:
+		return ""
+	}
+	if t.name == "" || t.port == 0 || c.sess == nil {
+		return ""
+	}
+	return fmt.Sprintf("tagout grant %s %s:%d --for 15m --by NAME --reason WHY", c.sess.doc.Kid, t.name, t.port)
 }
 
 func (p problem) body() []byte {
@@ -66,7 +83,7 @@ func (p problem) body() []byte {
 
 // answer writes the refusal as a whole HTTP/1.1 response and asks the client to hang up.
 func (c *conn) answer(x refusal, w interface{ Write([]byte) (int, error) }) {
-	prob := c.problem(x)
+	prob := c.problem(x, c.aimedAt())
 	body := prob.body()
 	fmt.Fprintf(w, "HTTP/1.1 %d %s\r\nContent-Type: application/problem+json\r\nContent-Length: %d\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n%s", //nolint:errcheck // the client is gone
 		prob.Status, http.StatusText(prob.Status), len(body), body)
@@ -75,14 +92,22 @@ func (c *conn) answer(x refusal, w interface{ Write([]byte) (int, error) }) {
 // alertFor picks the TLS alert that comes closest to the reason.
 func alertFor(code reason.Code) byte {
 	switch code {
-	case reason.SNIMissing, reason.SNIMismatch:
+	case reason.SNIMissing:
+		return alertMissingExtension
+	case reason.SNIMismatch:
 		return alertUnrecognizedName
-	case reason.TLSVersion:
+	case reason.ECH:
+		return alertUnsupportedExt
+	case reason.TLSVersion, reason.SSLv2:
 		return alertProtocolVersion
 	case reason.Malformed:
 		return alertDecodeError
-	case reason.ResolveFailed, reason.DialFailed, reason.Internal:
+	case reason.NotTLS:
+		return alertUnexpected
+	case reason.ResolveFailed, reason.DialFailed:
 		return alertHandshakeFailure
+	case reason.Internal, reason.Capacity:
+		return alertInternal
 	}
 	return alertAccessDenied
 }
@@ -116,7 +141,7 @@ func (c *conn) refuseInItsWords(x refusal, seen []byte) {
 	}
 	c.client.SetWriteDeadline(time.Now().Add(sniffTime)) //nolint:errcheck // closed: the write says so
 	switch {
-	case seen[0] == recordHandshake:
+	case seen[0] == recordHandshake, x.code == reason.SSLv2 && speaksTLS(seen):
 		c.sendAlert(x.code)
 	case couldBeMethod(seen) && 'A' <= seen[0] && seen[0] <= 'Z':
 		c.answer(x, c.client)

@@ -5,38 +5,235 @@ import (
 	"io"
 	"net"
 	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
-// relayStep is after how many bytes of a direction the counters are brought up to date. Within a step bytes
-// move from socket to socket inside the kernel (splice(2)).
-const relayStep = 1 << 20
-
 // relay moves bytes both ways until both directions have ended. The end of one direction is passed on as
-// such (half-close); a direction that breaks takes the other one with it, as a reset. count gets every byte
-// that the other side took.
-func relay(client, server *net.TCPConn, count func(up, down int64)) error {
+// such (half-close); a direction that breaks takes the other one with it, as a reset. Every byte that the
+// other side took is counted.
+func relay(c *conn, u *upstream) error {
 	var wg sync.WaitGroup
 	var upErr, downErr error
-	wg.Go(func() { upErr = oneWay(server, client, func(n int64) { count(n, 0) }) })
-	downErr = oneWay(client, server, func(n int64) { count(0, n) })
+	wg.Go(func() { upErr = oneWay(c, u, upward, u.tcp, c.client) })
+	downErr = oneWay(c, u, downward, c.client, u.tcp)
 	wg.Wait()
 	return errors.Join(upErr, downErr)
 }
 
-func oneWay(dst, src *net.TCPConn, count func(int64)) error {
+func oneWay(c *conn, u *upstream, w way, dst, src *net.TCPConn) error {
+	err := newFlow(c, u, w, dst, src).run()
+	if err != nil {
+		if errors.As(err, new(refusal)) {
+			settle(src) // the other direction's last bytes are counted too
+		}
+		reset(dst)
+		reset(src)
+		return err
+	}
+	dst.CloseWrite() // the reader is gone already where this fails, and the other direction finds out
+	return nil
+}
+
+// flow is one direction of a relay. Bytes move from socket to socket inside the kernel (splice(2)); where the
+// rule limits them, or no pipe is to be had, through memory. Pipe and buffer are held only while bytes move,
+// so that an idle direction costs a goroutine and nothing else.
+type flow struct {
+	c   *conn
+	u   *upstream
+	way way
+	dst *net.TCPConn
+
+	in, out syscall.RawConn
+	pull    func(fd uintptr) bool // bound once: a closure for every step would be garbage
+	push    func(fd uintptr) bool
+
+	// Owned by run.
+	pipe *pipe
+	buf  *[relayBuf]byte
+	n    int // moved by the last pull, or still in the pipe
+	err  error
+}
+
+// relayBuf is the size of a step through memory, spliceMax that of a step inside the kernel.
+const (
+	relayBuf  = 64 << 10
+	spliceMax = 1 << 20
+)
+
+var relayBufs = sync.Pool{New: func() any { return new([relayBuf]byte) }}
+
+func newFlow(c *conn, u *upstream, w way, dst, src *net.TCPConn) *flow {
+	f := &flow{c: c, u: u, way: w, dst: dst}
+	f.in, f.err = src.SyscallConn()
+	if f.err == nil {
+		f.out, f.err = dst.SyscallConn()
+	}
+	f.pull, f.push = f.pullStep, f.pushStep
+	return f
+}
+
+// run moves bytes until src ends or something breaks.
+func (f *flow) run() error {
+	defer f.rest()
 	for {
-		// net.TCPConn.ReadFrom splices from a TCPConn inside a LimitedReader.
-		n, err := dst.ReadFrom(&io.LimitedReader{R: src, N: relayStep})
-		count(n)
-		if err != nil {
-			reset(dst)
-			reset(src)
+		if f.err != nil {
+			return f.err
+		}
+		if err := f.in.Read(f.pull); err != nil {
 			return err
 		}
-		if n < relayStep {
-			// The reader is gone already where this fails, and the other direction finds out.
-			dst.CloseWrite() //nolint:errcheck // see above
+		switch {
+		case f.err != nil:
+			return f.err
+		case f.n == 0:
 			return nil
+		case f.buf != nil:
+			f.err = f.c.pass(f.u, f.way, f.dst, f.buf[:f.n])
+		case f.u.meter.limited(f.way):
+			f.err = f.unpipe()
+		default:
+			f.err = f.drain()
 		}
+	}
+}
+
+// rest gives pipe and buffer back. A pipe with bytes in it is closed: they were somebody's.
+func (f *flow) rest() {
+	if f.buf != nil {
+		relayBufs.Put(f.buf)
+		f.buf = nil
+	}
+	if f.pipe != nil {
+		f.pipe.giveBack(f.err == nil)
+		f.pipe = nil
+	}
+}
+
+// pullStep takes the next bytes from src. It returns false while there are none (syscall.RawConn), with
+// nothing held.
+func (f *flow) pullStep(fd uintptr) bool {
+	if f.pipe == nil && f.buf == nil {
+		if !f.u.meter.limited(f.way) {
+			f.pipe = takePipe()
+		}
+		if f.pipe == nil {
+			f.buf = relayBufs.Get().(*[relayBuf]byte)
+		}
+	}
+	for {
+		if f.pipe != nil {
+			f.n, f.err = splice(int(fd), f.pipe.w, spliceMax)
+		} else {
+			f.n, f.err = unix.Read(int(fd), f.buf[:])
+		}
+		switch {
+		case errors.Is(f.err, unix.EINTR):
+			continue
+		case errors.Is(f.err, unix.EAGAIN):
+			f.err = nil
+			f.rest()
+			return false
+		case f.err != nil:
+			f.n = 0
+		}
+		return true
+	}
+}
+
+// drain empties the pipe into dst.
+func (f *flow) drain() error {
+	for f.n > 0 {
+		if err := f.out.Write(f.push); err != nil {
+			f.err = err
+		}
+		if f.err != nil {
+			return f.err
+		}
+	}
+	return nil
+}
+
+// unpipe empties the pipe through memory, and goes on that way: a newer policy has brought a limit.
+func (f *flow) unpipe() error {
+	buf := relayBufs.Get().(*[relayBuf]byte)
+	defer relayBufs.Put(buf)
+	for f.n > 0 {
+		n, err := unix.Read(f.pipe.r, buf[:min(f.n, relayBuf)])
+		if err != nil {
+			return err
+		}
+		f.n -= n
+		if err := f.c.pass(f.u, f.way, f.dst, buf[:n]); err != nil {
+			return err
+		}
+	}
+	f.rest()
+	return nil
+}
+
+func (f *flow) pushStep(fd uintptr) bool {
+	for {
+		n, err := splice(f.pipe.r, int(fd), f.n)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case errors.Is(err, unix.EAGAIN):
+			return false
+		case err == nil && n == 0:
+			err = io.ErrUnexpectedEOF // the pipe is not empty: cannot happen
+		case err == nil:
+			f.n -= n
+			f.u.meter.passed(f.way, n)
+			f.c.countWay(f.way, n)
+		}
+		f.err = err
+		return true
+	}
+}
+
+func splice(from, to, n int) (int, error) {
+	moved, err := unix.Splice(from, nil, to, nil, n, unix.SPLICE_F_NONBLOCK|unix.SPLICE_F_MOVE)
+	return int(moved), err
+}
+
+// pass writes bytes that were read to dst, up to the rule's limit, and counts what dst took. Where not all may
+// pass the error is a refusal.
+func (c *conn) pass(u *upstream, w way, dst *net.TCPConn, b []byte) error {
+	may := u.meter.take(w, len(b))
+	n := 0
+	var err error
+	if may > 0 {
+		n, err = dst.Write(b[:may])
+	}
+	u.meter.giveBack(w, may-n)
+	c.countWay(w, n)
+	if err == nil && may < len(b) {
+		settle(dst)
+		return c.spent(u, w)
+	}
+	return err
+}
+
+// settleTime is how long the last bytes that a limit lets through may take to be acknowledged, before the
+// reset that would take them back.
+const settleTime = time.Second
+
+// settle waits until the other end has everything that was written.
+func settle(tc *net.TCPConn) {
+	raw, err := tc.SyscallConn()
+	if err != nil {
+		return
+	}
+	for deadline, pause := time.Now().Add(settleTime), time.Millisecond; time.Now().Before(deadline); pause = min(2*pause, 20*time.Millisecond) {
+		queued := 0
+		var optErr error
+		err := raw.Control(func(fd uintptr) { queued, optErr = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) })
+		if err != nil || optErr != nil || queued == 0 {
+			return
+		}
+		time.Sleep(pause)
 	}
 }

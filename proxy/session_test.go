@@ -123,9 +123,12 @@ func TestNewerPolicyCutsOnlyWhatItForbids(t *testing.T) {
 	kept.Addresses = []netip.Prefix{netip.MustParsePrefix("127.0.3.0/24")}
 	w.allow(kept)
 	wantCut(t, conns[0])
-	w.records.wait(t, "the cut", func(r audit.Record) bool {
-		return r.Event == audit.EventConnClosed && r.Reason == reason.PrivateAnswer
+	rec := w.records.wait(t, "the cut", func(r audit.Record) bool {
+		return r.Event == audit.EventConnClosed && r.Reason == reason.PolicyChanged && r.Conn != ""
 	})
+	if rec.Outcome != audit.OutcomeOK {
+		t.Errorf("outcome %v", rec.Outcome)
+	}
 }
 
 func TestOlderAndBrokenPolicies(t *testing.T) {
@@ -138,7 +141,7 @@ func TestOlderAndBrokenPolicies(t *testing.T) {
 
 	old := w.session()
 	old.Generation = 0
-	if err := w.proxy.Put(old); !errors.Is(err, ErrStale) {
+	if _, err := w.proxy.Put(old); !errors.Is(err, ErrStale) {
 		t.Errorf("an older policy: %v", err)
 	}
 	io.WriteString(live, "x") // still alive
@@ -146,16 +149,29 @@ func TestOlderAndBrokenPolicies(t *testing.T) {
 	must(t, err)
 
 	broken := w.session(policy.Rule{Host: "*", Ports: []uint16{0}, Protocol: "x"})
-	if err := w.proxy.Put(broken); err == nil {
+	if _, err := w.proxy.Put(broken); err == nil {
 		t.Error("a policy that does not compile was accepted")
 	}
-	wantCut(t, live)
-	c := w.dial(w.explicit)
-	fmt.Fprintf(c, "CONNECT %s:%d HTTP/1.1\r\nHost: x\r\n\r\n", apiHost, at.Port())
-	if head := readHead(t, c); !strings.HasPrefix(head, "HTTP/1.1 403 ") {
-		t.Error(head)
+	w.records.wait(t, "the unreadable policy", event(audit.EventPolicyLoaded, audit.OutcomeFail))
+	io.WriteString(live, "x") // the old one is in force, and what lives on it lives
+	_, err = io.ReadFull(live, make([]byte, 1))
+	must(t, err)
+	c := w.dialName(apiHost, at.Port())
+	io.WriteString(c, "x")
+	_, err = io.ReadFull(c, make([]byte, 1))
+	must(t, err)
+}
+
+// A session whose first policy cannot be read has no rights at all.
+func TestBrokenFirstPolicyDeniesEverything(t *testing.T) {
+	w := newWorld(t)
+	if _, err := w.proxy.Put(w.session(policy.Rule{Host: "*", Ports: []uint16{0}, Protocol: "x"})); err == nil {
+		t.Fatal("a policy that does not compile was accepted")
 	}
-	w.wantRefused(reason.PolicyNotLoaded)
+	if c, err := w.tryDial(kidAddr, w.explicit); err == nil {
+		wantReset(t, c)
+	}
+	w.wantRefused(reason.UnknownSession)
 }
 
 func TestAnotherSessionOnTheSameAddressTakesOver(t *testing.T) {
@@ -163,7 +179,8 @@ func TestAnotherSessionOnTheSameAddressTakesOver(t *testing.T) {
 	conns, rules := openAll(w)
 	next := w.session(rules...)
 	next.ID, next.Kid = "01OTHER", "kid2"
-	must(t, w.proxy.Put(next))
+	_, err := w.proxy.Put(next)
+	must(t, err)
 	for _, c := range conns {
 		wantCut(t, c)
 	}
@@ -172,7 +189,7 @@ func TestAnotherSessionOnTheSameAddressTakesOver(t *testing.T) {
 	}
 	foreign := w.session()
 	w.proxy.cfg.OwnsMark = func(uint32) bool { return false }
-	if err := w.proxy.Put(foreign); err == nil {
+	if _, err := w.proxy.Put(foreign); err == nil {
 		t.Error("a foreign mark was accepted")
 	}
 }

@@ -2,14 +2,14 @@ package proxy
 
 import (
 	"errors"
-	"fmt"
 	"net/netip"
 	"sync"
+	"sync/atomic"
+	"time"
 
-	"tagout/internal/policy"
+	"tagout/internal/bootclock"
 	"tagout/internal/reason"
 	"tagout/internal/session"
-	"tagout/internal/vaddr"
 )
 
 // ErrStale is returned for a policy that is older than the one in force.
@@ -24,20 +24,18 @@ type table struct {
 
 // entry is one session. The document's identity fields never change; its policy does.
 type entry struct {
-	doc *session.Session
+	doc   *session.Session
+	usage usage // bytes of every rule, whatever the generation
 
-	mu    sync.Mutex
-	rules *rules             // guarded by mu; nil where the policy is unusable: everything is denied
-	conns map[*conn]struct{} // guarded by mu
-	gone  bool               // guarded by mu: no connection may join any more
-}
+	rules atomic.Pointer[rules] // nil where no policy is in force: everything is denied
 
-// rules is one generation of a session's policy. Immutable but for what is learned.
-type rules struct {
-	generation uint64
-	policy     *policy.Policy
-	exact      *vaddr.Table
-	learned    sync.Map // netip.Addr -> string: what dnsfilter told; at most as many as there are addresses
+	mu       sync.Mutex
+	conns    map[*conn]struct{} // guarded by mu
+	gone     bool               // guarded by mu: no connection may join any more
+	alarm    *time.Timer        // guarded by mu: for the next deadline of a rule; nil without one
+	fresh    bucket             // guarded by mu: connections
+	rates    map[string]*bucket // guarded by mu: of the rules that have a rate
+	buffered int64              // guarded by mu: bytes that the proxy keeps for the session's connections
 }
 
 func newTable() *table {
@@ -50,34 +48,19 @@ func (t *table) find(addr netip.Addr) *entry {
 	return t.byAddr[addr]
 }
 
-func compile(s *session.Session, virtual netip.Prefix) (*rules, error) {
-	pol, err := policy.Compile(s.Egress)
-	if err != nil {
-		return nil, fmt.Errorf("compiling the policy of session %s: %w", s.ID, err)
-	}
-	s.AddNames(pol.ExactHosts())
-	exact, err := vaddr.New(virtual, s.Names)
-	if err != nil {
-		return nil, fmt.Errorf("giving addresses to the names of session %s: %w", s.ID, err)
-	}
-	return &rules{generation: s.Generation, policy: pol, exact: exact}, nil
-}
-
 // put makes s's policy the one in force. It returns the entries whose session this one replaces; the caller
-// cuts them. A policy that does not compile is refused and leaves nothing in force for the kid (invariant 1).
+// cuts them. A policy that does not compile changes nothing for a session that is known and leaves a new one
+// unknown, which denies everything (invariant 1).
 func (t *table) put(s *session.Session, virtual netip.Prefix) (now *entry, replaced []*entry, err error) {
-	next, err := compile(s, virtual)
+	next, err := compile(s, virtual, bootclock.Now())
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	old := t.byKid[s.Kid]
 	if old != nil && old.doc.ID == s.ID && old.doc.Mark == s.Mark && old.doc.Addr == s.Addr {
-		old.mu.Lock()
-		defer old.mu.Unlock()
-		if old.rules != nil && s.Generation < old.rules.generation {
-			return nil, nil, fmt.Errorf("session %s: generation %d: %w", s.ID, s.Generation, ErrStale)
+		if err != nil {
+			return nil, nil, err
 		}
-		old.rules = next
-		return old, nil, err
+		return old, nil, old.take(next)
 	}
 	for _, e := range []*entry{old, t.byAddr[s.Addr]} {
 		if e != nil {
@@ -88,7 +71,8 @@ func (t *table) put(s *session.Session, virtual netip.Prefix) (now *entry, repla
 	if err != nil {
 		return nil, replaced, err
 	}
-	now = &entry{doc: s, rules: next, conns: map[*conn]struct{}{}}
+	now = &entry{doc: s, conns: map[*conn]struct{}{}}
+	now.rules.Store(next)
 	t.byKid[s.Kid], t.byAddr[s.Addr] = now, now
 	return now, replaced, nil
 }
@@ -114,6 +98,12 @@ func (t *table) drop(e *entry) {
 	}
 }
 
+func (t *table) kid(name string) *entry {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.byKid[name]
+}
+
 func (t *table) all() []*entry {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -125,14 +115,16 @@ func (t *table) all() []*entry {
 }
 
 // join makes c one of the session's connections; any other code than OK says why it may not be.
-func (e *entry) join(c *conn, limit int) reason.Code {
+func (e *entry) join(c *conn, l *Limits) reason.Code {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	switch {
 	case e.gone:
 		return reason.Stopped
-	case len(e.conns) >= limit:
+	case len(e.conns) >= l.ConnsPerSession:
 		return reason.Capacity
+	case !e.fresh.take(time.Now(), l.NewConnsPerSecond, 2*l.NewConnsPerSecond):
+		return reason.RateLimit
 	}
 	e.conns[c] = struct{}{}
 	return reason.OK
@@ -142,13 +134,6 @@ func (e *entry) leave(c *conn) {
 	e.mu.Lock()
 	delete(e.conns, c)
 	e.mu.Unlock()
-}
-
-// current returns the policy in force, nil where there is none.
-func (e *entry) current() *rules {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.rules
 }
 
 func (e *entry) live() []*conn {
@@ -166,7 +151,10 @@ func (e *entry) live() []*conn {
 func (e *entry) close(code reason.Code, detail string) int {
 	e.mu.Lock()
 	e.gone = true
-	e.rules = nil
+	e.rules.Store(nil)
+	if e.alarm != nil {
+		e.alarm.Stop()
+	}
 	e.mu.Unlock()
 	live := e.live()
 	for _, c := range live {
@@ -175,12 +163,12 @@ func (e *entry) close(code reason.Code, detail string) int {
 	return len(live)
 }
 
-// judgeAgain cuts the connections that the policy in force does not allow any more.
-func (e *entry) judgeAgain() {
+// judgeAgain cuts what the policy in force does not allow any more and returns how much that was: connections,
+// and requests of HTTP/2 connections that live on.
+func (e *entry) judgeAgain() (cut int) {
 	r := e.current()
 	for _, c := range e.live() {
-		if code, detail := c.stillAllowed(r); code != reason.OK {
-			c.cut(code, detail)
-		}
+		cut += c.judgeAgain(r)
 	}
+	return cut
 }

@@ -31,6 +31,7 @@ func (p *Proxy) serveTLS(c *conn, t target, rule *policy.Rule, seen []byte) {
 		c.refuseInItsWords(x, raw)
 		return
 	}
+	c.letGo()
 	if rule.Inspect {
 		p.inspect(c, t, raw)
 		return
@@ -46,6 +47,9 @@ func (c *conn) readHello(seen []byte) (h *hello, raw []byte, err error) {
 	var a helloAssembler
 	buf := make([]byte, 4<<10)
 	for next := seen; ; {
+		if len(next) > 0 && !c.hold(len(next)) {
+			return nil, append(a.raw, next...), refusal{code: reason.Capacity, detail: "the kid's connections keep too much waiting"}
+		}
 		done, err := a.feed(next)
 		if err != nil {
 			return nil, a.raw, err
@@ -64,7 +68,11 @@ func (c *conn) readHello(seen []byte) (h *hello, raw []byte, err error) {
 
 func helloRefusal(err error, rule *policy.Rule) refusal {
 	var he *helloError
+	var full refusal
 	switch {
+	case errors.As(err, &full):
+		full.rule = rule
+		return full
 	case errors.As(err, &he):
 		return refusal{he.code, he.detail, rule}
 	case errors.Is(err, os.ErrDeadlineExceeded):
@@ -83,19 +91,24 @@ func (p *Proxy) inspect(c *conn, t target, raw []byte) {
 		return
 	}
 	c.recordOpened("inspected")
-	tc := tls.Server(&replayConn{Conn: c.client, first: raw}, &tls.Config{
+	l := &layer{c: c, scheme: "https", fixed: t, done: make(chan struct{})}
+	tc := tls.Server(&h2Conn{&replayConn{Conn: c.client, first: raw}, l}, &tls.Config{
 		Certificates: []tls.Certificate{*leaf}, MinVersion: tls.VersionTLS12,
-		NextProtos: []string{"http/1.1"}, SessionTicketsDisabled: true,
+		NextProtos: protocols(true), SessionTicketsDisabled: true,
 	})
 	ctx, cancel := context.WithTimeout(c.ctx, p.cfg.Limits.Hello)
 	err = tc.HandshakeContext(ctx)
 	cancel()
 	if err != nil {
-		c.say("the client did not finish the handshake: does it trust the instance's CA, and speak http/1.1? " + oneLine(err))
+		c.say("the client did not finish the handshake: does it trust the instance's CA, and speak HTTP? " + oneLine(err))
 		c.hangUp()
 		return
 	}
-	p.serveRequests(c, &layer{scheme: "https", fixed: t}, tc, nil)
+	if l.h2 = tc.ConnectionState().NegotiatedProtocol == "h2"; l.h2 {
+		p.serveH2(l, tc)
+	} else {
+		p.serveRequests(c, l, tc, nil)
+	}
 	tc.SetWriteDeadline(time.Now().Add(sniffTime)) //nolint:errcheck // closed: nothing to say goodbye to
 	tc.CloseWrite()                                //nolint:errcheck // the client is gone
 	c.hangUp()

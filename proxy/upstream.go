@@ -101,26 +101,53 @@ func oneLine(err error) string {
 }
 
 // countedConn is an upstream socket for the HTTP client. It offers no more than net.Conn on purpose: every
-// byte goes through Read and Write and is counted.
+// byte goes through Read and Write, and is counted and held against the rule's limits.
 type countedConn struct {
 	net.Conn
 	c *conn
 	u *upstream
 }
 
+// Read implements net.Conn.
 func (k *countedConn) Read(p []byte) (int, error) {
 	n, err := k.Conn.Read(p)
-	k.c.count(0, int64(n))
+	passed := k.u.meter.take(downward, n)
+	k.c.count(0, int64(passed))
+	if passed < n {
+		return passed, k.c.exceed(k.u, downward)
+	}
 	return n, err
 }
 
+// Write implements net.Conn.
 func (k *countedConn) Write(p []byte) (int, error) {
-	n, err := k.Conn.Write(p)
+	may := k.u.meter.take(upward, len(p))
+	n, err := k.Conn.Write(p[:may])
+	k.u.meter.giveBack(upward, may-n)
 	k.c.count(int64(n), 0)
+	if err == nil && may < len(p) {
+		return n, k.c.exceed(k.u, upward)
+	}
 	return n, err
 }
 
+// Close implements net.Conn.
 func (k *countedConn) Close() error {
 	k.c.detach(k.u)
 	return k.Conn.Close()
+}
+
+// exceed ends an upstream socket whose rule has no bytes left, once the server has all that was granted.
+func (c *conn) exceed(u *upstream, w way) error {
+	why := c.spent(u, w)
+	settle(u.tcp)
+	reset(u.tcp)
+	return why
+}
+
+// spent says that a rule's limit is reached: in the record of the connection's end, and as a refusal.
+func (c *conn) spent(u *upstream, w way) error {
+	why := refusal{reason.ByteLimit, "the rule's limit of bytes " + w.String() + " is reached", u.rule}
+	c.blame(why.code, why.detail)
+	return why
 }

@@ -311,7 +311,8 @@ func (w *world) session(rules ...policy.Rule) *session.Session {
 
 func (w *world) allow(rules ...policy.Rule) {
 	w.t.Helper()
-	must(w.t, w.proxy.Put(w.session(rules...)))
+	_, err := w.proxy.Put(w.session(rules...))
+	must(w.t, err)
 }
 
 // dial connects from the kid's address.
@@ -516,3 +517,7 @@ func must(t testing.TB, err error) {
 		t.Fatal(err)
 	}
 }
+
+var zeroTime time.Time
+
+func writeAll(path string, b []byte) error { return os.WriteFile(path, b, 0o600) }
