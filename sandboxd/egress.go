@@ -24,7 +24,7 @@ func EgressFromCard(r wire.PolicyRequest) (kids.EgressChange, error) {
 	if err != nil {
 		return kids.EgressChange{}, err
 	}
-	return kids.EgressChange{Card: c.Name, CardHash: c.Hash, Egress: c.EgressAt(time.Now(), bootclock.Now())}, nil
+	return kids.EgressChange{Card: c.Name, CardHash: c.Hash, CardText: r.Card, Egress: c.EgressAt(time.Now(), bootclock.Now())}, nil
 }
 
 // mayGrant returns the check of who may open something: a person whom the box's configuration gives the role.

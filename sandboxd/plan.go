@@ -37,7 +37,7 @@ func PlanFromCard(r wire.SpawnRequest) (kids.Plan, error) {
 		return kids.Plan{}, fmt.Errorf("%s: %w", file, err)
 	}
 	return kids.Plan{
-		Card: c.Name, CardHash: c.Hash, Image: c.Image,
+		Card: c.Name, CardHash: c.Hash, CardText: r.Card, Image: c.Image,
 		Egress: egress, Ports: compiled.Ports(), Hosts: compiled.ExactHosts(),
 		Inputs: inputs, Workspace: c.Filesystem.Workspace, Tmp: c.Filesystem.Tmp,
 		Secrets: c.Identity.Scope, Env: c.Env, Stop: c.Stop,

@@ -85,6 +85,9 @@ func (i Instance) StopDir() string { return filepath.Join(i.RunDir(), "stops") }
 // KidDir holds what sandboxd keeps of one kid: its bundle, scratch mounts and etc files.
 func (i Instance) KidDir(kid string) string { return filepath.Join(i.RunDir(), "kids", kid) }
 
+// KidCard is the text of the card whose egress rules are in force for a kid; the instance's group may read it.
+func (i Instance) KidCard(kid string) string { return filepath.Join(i.KidDir(kid), "card.yaml") }
+
 // RuncRoot is runc's own state directory.
 func (i Instance) RuncRoot() string { return filepath.Join(i.RunDir(), "runc") }
 

@@ -49,7 +49,7 @@ func (m *Manager) claim(r Request) (*kid, error) {
 	}
 	err = os.Chmod(m.dir(name), 0o711) //nolint:gosec // as above, whatever the umask is
 	if err == nil {
-		err = m.save(k)
+		err = errors.Join(m.save(k), m.saveCard(name, r.Plan.CardText))
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("claiming kid %s: %w", name, err), os.RemoveAll(m.dir(name)))

@@ -89,7 +89,8 @@ func newGrant(r wire.GrantRequest) (grant, error) {
 
 // grantable asks the policy as it would stand.
 func grantable(spec policy.Spec, g grant) error {
-	now, err := policy.Compile(spec)
+	boot := int64(bootclock.Now())
+	now, err := policy.Compile(spec.At(boot)) // a rule that has run out allows nothing
 	if err != nil {
 		return refuse(Invalid, reason.Malformed, "granting %s:%d: %w", g.Host, g.Port, err)
 	}
@@ -97,7 +98,7 @@ func grantable(spec policy.Spec, g grant) error {
 		return refuse(Conflict, reason.OK, "granting %s:%d: it is allowed already", g.Host, g.Port)
 	}
 	spec.Allow = append(spec.Allow, g.rule())
-	then, err := policy.Compile(spec)
+	then, err := policy.Compile(spec.At(boot))
 	if err != nil {
 		return refuse(Invalid, reason.Malformed, "granting %s:%d: %w", g.Host, g.Port, err)
 	}

@@ -90,6 +90,23 @@ func (m *Manager) save(k *kid) error {
 	return nil
 }
 
+// saveCard keeps the text of the card that the kid's rules come from, for whoever wants to explain or extend
+// them. A card carries no secrets; the instance's group may read it.
+func (m *Manager) saveCard(name, text string) error {
+	path := m.cfg.Inst.KidCard(name)
+	err := os.WriteFile(path+".new", []byte(text), 0o600)
+	if err == nil {
+		err = errors.Join(os.Chown(path+".new", -1, m.cfg.Inst.GroupID()), os.Chmod(path+".new", 0o640))
+	}
+	if err == nil {
+		err = os.Rename(path+".new", path)
+	}
+	if err != nil {
+		return fmt.Errorf("keeping the card of kid %s: %w", name, err)
+	}
+	return nil
+}
+
 // load reads the record of the kid called name.
 func (m *Manager) load(name string) (record, error) {
 	var rec record

@@ -8,12 +8,46 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"tagout/internal/audit"
+	"tagout/internal/policy"
 	"tagout/internal/wire"
 	"tagout/sandboxd/files"
 )
+
+// TestCardIsKept: as long as the kid is there, so is the text that its rules come from, and those of a policy
+// change after it. Nobody else's group reads it.
+func TestCardIsKept(t *testing.T) {
+	b := newBox(t, "tsbcard")
+	p := plan()
+	p.CardText = "first"
+	b.spawn("k1", p)
+	kept := func() string {
+		raw, err := os.ReadFile(b.inst.KidCard("k1"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(raw)
+	}
+	if got := kept(); got != "first" {
+		t.Errorf("kept %q", got)
+	}
+	info, err := os.Stat(b.inst.KidCard("k1"))
+	if err != nil || info.Mode().Perm() != 0o640 || int(info.Sys().(*syscall.Stat_t).Gid) != b.inst.GroupID() {
+		t.Errorf("%v, %v", info, err)
+	}
+	if _, err := b.ChangePolicy(t.Context(), "k1", EgressChange{CardText: "second", By: "ada", Reason: "test"}); err != nil {
+		t.Fatal(err)
+	}
+	if got := kept(); got != "second" {
+		t.Errorf("kept %q after a policy change", got)
+	}
+	if _, err := b.ChangePolicy(t.Context(), "k1", EgressChange{CardText: "bad", By: "ada", Reason: "test", Egress: policy.Spec{Allow: []policy.Rule{{}}}}); err == nil || kept() != "second" {
+		t.Errorf("a policy that cannot be enforced: %v, kept %q", err, kept())
+	}
+}
 
 func TestSpawnExecDestroyLeavesNothing(t *testing.T) {
 	b := newBox(t, "tsblife")

@@ -15,6 +15,7 @@ import (
 type Plan struct {
 	Card      string
 	CardHash  string
+	CardText  string `json:"-"` // the card itself, kept beside the record
 	Image     string
 	Egress    policy.Spec
 	Ports     []uint16 // TCP ports of all allow rules

@@ -20,6 +20,7 @@ const tendEvery = 500 * time.Millisecond
 type EgressChange struct {
 	Card     string // the card's name
 	CardHash string
+	CardText string
 	Egress   policy.Spec
 	By       string
 	Reason   string
@@ -44,6 +45,7 @@ func (m *Manager) ChangePolicy(ctx context.Context, name string, c EgressChange)
 		}
 		m.log(k, audit.Record{Event: audit.EventPolicyChanged, Actor: c.Actor, Outcome: audit.OutcomeOK, Generation: k.rec.Session.Generation,
 			Detail: c.Reason, Fields: map[string]string{"by": c.By, "card_hash": c.CardHash, "cut": fmt.Sprint(cut)}})
+		err = errors.Join(err, m.saveCard(name, c.CardText))
 		reply = wire.PolicyReply{Generation: k.rec.Session.Generation, Cut: cut}
 		return err
 	})
