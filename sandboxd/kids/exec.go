@@ -143,7 +143,10 @@ func (m *Manager) runCommand(ctx context.Context, k *kid, r wire.ExecRequest, s 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	s.failed = cancel
-	run, err := m.start(ctx, k, r)
+	run, err := m.startInTime(ctx, k, r)
+	if errors.Is(err, errTooSlow) {
+		return wire.ExecExit{Result: resultTimeout, Code: codeTimeout, Detail: fmt.Sprintf("called off after %s, before it had started", r.Timeout)}
+	}
 	if err != nil {
 		return m.notStarted(ctx, k, err)
 	}
@@ -154,6 +157,24 @@ func (m *Manager) runCommand(ctx context.Context, k *kid, r wire.ExecRequest, s 
 	cause := m.await(ctx, k, run, r.Timeout)
 	s.drain(run)
 	return m.verdict(ctx, k, run, cause, r.Timeout)
+}
+
+// errTooSlow is a command whose time was over before it had started: the kid's processes can hold that up.
+var errTooSlow = errors.New("its time was over before it had started")
+
+// startInTime is start within the command's own time-out, to which starting does not count as long as it is
+// quick.
+func (m *Manager) startInTime(ctx context.Context, k *kid, r wire.ExecRequest) (*runtime.Running, error) {
+	if r.Timeout == 0 {
+		return m.start(ctx, k, r)
+	}
+	within, cancel := context.WithTimeoutCause(ctx, r.Timeout+killGrace, errTooSlow)
+	defer cancel()
+	run, err := m.start(within, k, r)
+	if err != nil && context.Cause(within) == errTooSlow {
+		err = errTooSlow
+	}
+	return run, err
 }
 
 func (m *Manager) start(ctx context.Context, k *kid, r wire.ExecRequest) (*runtime.Running, error) {
