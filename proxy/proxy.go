@@ -219,7 +219,7 @@ func (p *Proxy) serveTransparent(c *conn) {
 func (p *Proxy) speak(c *conn, t target, rule *policy.Rule, seen []byte) {
 	switch rule.Protocol {
 	case policy.TCP:
-		p.tunnel(c, t, rule, seen)
+		p.tunnel(c, t, rule, seen, nil)
 	case policy.TLS:
 		c.established()
 		p.serveTLS(c, t, rule, seen)
@@ -242,8 +242,9 @@ func (c *conn) established() {
 	c.client.Write([]byte("HTTP/1.1 200 Connection established\r\n\r\n")) //nolint:errcheck // the client is gone: the next read says so
 }
 
-// tunnel relays a connection as it is. first is sent before the client's next bytes.
-func (p *Proxy) tunnel(c *conn, t target, rule *policy.Rule, first []byte) {
+// tunnel relays a connection as it is. first is sent before the client's next bytes; ahead is those of them that
+// were read already, and follows once a TLS server has answered.
+func (p *Proxy) tunnel(c *conn, t target, rule *policy.Rule, first, ahead []byte) {
 	u, err := c.dial(c.ctx, t, rule)
 	if err != nil {
 		c.refuseInItsWords(asRefusal(err), first)
@@ -256,7 +257,7 @@ func (p *Proxy) tunnel(c *conn, t target, rule *policy.Rule, first []byte) {
 	c.mu.Unlock()
 	err = c.pass(u, upward, u.tcp, first)
 	if err == nil && rule.Protocol == policy.TLS {
-		err = c.watchRetry(u, t.name)
+		err = c.watchRetry(u, t.name, ahead)
 	}
 	if err == nil {
 		err = relay(c, u)

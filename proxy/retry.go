@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"time"
 
 	"tagout/internal/reason"
@@ -27,18 +26,21 @@ const (
 
 // watchRetry passes the server's first bytes on. Where they ask for another ClientHello, that one is read and
 // held against the name like the first: until the server has spoken, nothing of the client's passes, so there
-// is no way to slip another name in (E13). The error is a refusal where that was tried.
-func (c *conn) watchRetry(u *upstream, name string) error {
+// is no way to slip another name in (E13). ahead is what the client has sent behind its first hello. The error is a refusal where that was tried.
+func (c *conn) watchRetry(u *upstream, name string, ahead []byte) error {
 	answer, err := c.firstAnswer(u)
 	if len(answer) > 0 {
 		if passErr := c.pass(u, downward, c.client, answer); passErr != nil {
 			return passErr
 		}
 	}
-	if err != nil || !isRetry(answer) {
+	if err != nil {
 		return err
 	}
-	again, err := c.secondHello(name)
+	if !isRetry(answer) {
+		return c.pass(u, upward, u.tcp, ahead)
+	}
+	again, err := c.secondHello(name, ahead)
 	if err != nil {
 		x := helloRefusal(err, u.rule)
 		x.detail = "after a HelloRetryRequest: " + x.detail
@@ -80,29 +82,28 @@ func mayBeRetry(b []byte) bool {
 func isRetry(b []byte) bool { return len(b) >= serverHelloHead && mayBeRetry(b) }
 
 // secondHello reads the ClientHello that answers a HelloRetryRequest, behind the ChangeCipherSpec that clients
-// put in front of it for old middleboxes (RFC 8446, D.4). It returns all that was read.
-func (c *conn) secondHello(name string) ([]byte, error) {
-	var seen []byte
-	c.client.SetReadDeadline(time.Now().Add(c.p.cfg.Limits.Hello)) // closed: the read says so
-	defer c.client.SetReadDeadline(time.Time{})                    // closed: whoever is next finds out
+// put in front of it for old middleboxes (RFC 8446, D.4). seen was read already. It returns all that was read.
+func (c *conn) secondHello(name string, seen []byte) ([]byte, error) {
 	ccs := []byte{recordCCS, 3, 3, 0, 1, 1}
 	one := make([]byte, 1)
+	c.client.SetReadDeadline(time.Now().Add(c.p.cfg.Limits.Hello)) // closed: the read says so
 	for len(seen) < len(ccs) && bytes.HasPrefix(ccs, seen) {
-		if _, err := io.ReadFull(net.Conn(c.client), one); err != nil {
+		if _, err := c.client.Read(one); err != nil {
 			return nil, err
 		}
 		seen = append(seen, one[0])
 	}
-	var ahead []byte
-	if bytes.Equal(seen, ccs) {
-		ahead, seen = ccs, nil
-	}
-	h, raw, err := c.readHello(seen)
+	seen, behindCCS := bytes.CutPrefix(seen, ccs)
+	h, raw, ahead, err := c.readHello(seen)
 	c.letGo()
 	if err == nil {
 		if code, detail := h.judge(name); code != reason.OK {
 			err = &helloError{code, detail}
 		}
 	}
-	return append(ahead, raw...), err
+	raw = append(raw, ahead...)
+	if behindCCS {
+		raw = append(ccs, raw...)
+	}
+	return raw, err
 }

@@ -15,7 +15,7 @@ import (
 
 // serveTLS reads the ClientHello, holds it against the name, and relays or inspects.
 func (p *Proxy) serveTLS(c *conn, t target, rule *policy.Rule, seen []byte) {
-	h, raw, err := c.readHello(seen)
+	h, raw, ahead, err := c.readHello(seen)
 	if err == nil {
 		if code, detail := h.judge(t.name); code != reason.OK {
 			err = &helloError{code, detail}
@@ -33,34 +33,34 @@ func (p *Proxy) serveTLS(c *conn, t target, rule *policy.Rule, seen []byte) {
 	}
 	c.letGo()
 	if rule.Inspect {
-		p.inspect(c, t, raw)
+		p.inspect(c, t, append(raw, ahead...))
 		return
 	}
-	p.tunnel(c, t, rule, raw)
+	p.tunnel(c, t, rule, raw, ahead)
 }
 
-// readHello reads the client's whole ClientHello; raw is everything that was read. The error is a
-// *helloError or what the socket says.
-func (c *conn) readHello(seen []byte) (h *hello, raw []byte, err error) {
+// readHello reads the client's whole ClientHello, as it came in raw; ahead is what was read behind it. With an
+// error, which is a *helloError, a refusal or what the socket says, raw is everything that was read.
+func (c *conn) readHello(seen []byte) (h *hello, raw, ahead []byte, err error) {
 	c.client.SetReadDeadline(time.Now().Add(c.p.cfg.Limits.Hello)) //nolint:errcheck // closed: the read says so
 	defer c.client.SetReadDeadline(time.Time{})                    //nolint:errcheck // closed: whoever is next finds out
 	var a helloAssembler
 	buf := make([]byte, 4<<10)
 	for next := seen; ; {
 		if len(next) > 0 && !c.hold(len(next)) {
-			return nil, append(a.raw, next...), refusal{code: reason.Capacity, detail: "the kid's connections keep too much waiting"}
+			return nil, append(a.raw, next...), nil, refusal{code: reason.Capacity, detail: "the kid's connections keep too much waiting"}
 		}
 		done, err := a.feed(next)
 		if err != nil {
-			return nil, a.raw, err
+			return nil, a.raw, nil, err
 		}
 		if done {
 			h, err := parseHello(a.msg)
-			return h, a.raw, err
+			return h, a.raw[:a.pos:a.pos], a.raw[a.pos:], err
 		}
 		n, err := c.client.Read(buf)
 		if n == 0 && err != nil {
-			return nil, a.raw, err
+			return nil, a.raw, nil, err
 		}
 		next = buf[:n]
 	}
