@@ -1,6 +1,7 @@
 #!/bin/bash
 # Installs what Tagout needs on a Debian machine, and nothing that is there already.
-# usage: setup.sh [test|generate]
+# usage: setup.sh [test|generate|bench]
+#   bench also puts the peers that `make bench-egress` measures beside Tagout into build/peers.
 set -euo pipefail
 
 need=()
@@ -16,8 +17,13 @@ generate)
 	want llvm-strip llvm
 	[ -e /usr/include/bpf/bpf_helpers.h ] || need+=(libbpf-dev)
 	;;
+bench)
+	[ -x /usr/lib/squid/security_file_certgen ] || need+=(squid-openssl)
+	want tinyproxy tinyproxy-bin
+	want dnsmasq dnsmasq-base
+	;;
 *)
-	echo "usage: setup.sh [test|generate]" >&2
+	echo "usage: setup.sh [test|generate|bench]" >&2
 	exit 2
 	;;
 esac
@@ -25,6 +31,18 @@ esac
 if ! command -v go >/dev/null 2>&1; then
 	echo "setup: Go is missing: install Go 1.26 or newer (https://go.dev/dl) and put it on PATH" >&2
 	exit 1
+fi
+
+# Peers that come through Go's module proxy, in the versions that the figures are about.
+peers() {
+	local dir
+	dir="$(cd "$(dirname "$0")/.." && pwd)/build/peers"
+	mkdir -p "$dir"
+	[ -x "$dir/smokescreen" ] || { echo "setup: building smokescreen" && GOBIN="$dir" GOFLAGS= CGO_ENABLED=0 go install github.com/stripe/smokescreen@v0.1.0; }
+	[ -x "$dir/coredns" ] || { echo "setup: building coredns (some minutes, once)" && GOBIN="$dir" GOFLAGS= CGO_ENABLED=0 go install github.com/coredns/coredns@v1.12.4; }
+}
+if [ "${1:-}" = bench ]; then
+	peers
 fi
 if [ ${#need[@]} -eq 0 ]; then
 	exit 0
@@ -39,5 +57,11 @@ if ! command -v apt-get >/dev/null 2>&1; then
 fi
 echo "setup: installing ${need[*]}"
 export DEBIAN_FRONTEND=noninteractive
+if [ "${1:-}" = bench ] && [ ! -e /usr/sbin/policy-rc.d ]; then
+	# A package must not start its service here: the bench runs the programs itself.
+	printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d
+	chmod 755 /usr/sbin/policy-rc.d
+	trap 'rm -f /usr/sbin/policy-rc.d' EXIT
+fi
 apt-get update -qq
 apt-get install -y -qq --no-install-recommends "${need[@]}" >/dev/null

@@ -141,6 +141,9 @@ func (n *Internet) Close() error {
 // Secret is the credential that the vendor API accepts: the value to put into the vault, never into a kid.
 func (n *Internet) Secret() string { return n.secret }
 
+// Link is the name of the host's end of the link to the practice internet.
+func (n *Internet) Link() string { return linkName(n.inst) }
+
 // Addresses of the servers, all in the instance's practice /28.
 func (n *Internet) HostAddr() netip.Addr    { return addr(n.inst, 1) }
 func (n *Internet) DNSAddr() netip.Addr     { return addr(n.inst, 2) }
