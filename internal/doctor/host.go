@@ -38,7 +38,7 @@ func hostProbes() []probe {
 
 func probeRoot(context.Context) (string, error) {
 	if uid := os.Geteuid(); uid != 0 {
-		return "", fmt.Errorf("running as uid %d", uid)
+		return "", fmt.Errorf("running as uid %d, which leaves out what only root can try", uid)
 	}
 	return "uid 0", nil
 }
