@@ -65,7 +65,7 @@ func (s *Switch) resolveKid(kid string) (target, error) {
 	if some, popErr := s.cfg.Cgroups.Populated(t.dir); some || popErr != nil {
 		return t, nil
 	}
-	return target{}, fmt.Errorf("stopping kid %s: %w: `tagout kids` lists the living ones", kid, ErrUnknownKid)
+	return target{}, fmt.Errorf("stopping kid %s: %w: `tagout list` shows the living ones", kid, ErrUnknownKid)
 }
 
 // resolveMany finds every kid that want accepts. A cgroup without a readable document is always in scope: it

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -18,20 +19,25 @@ type app struct {
 	in       io.Reader
 	out      io.Writer
 	err      io.Writer
-	running  bool // a command has begun: errors from here on are not about its usage
+	silence  time.Duration // how long a stop may go without a word
+	running  bool          // a command has begun: errors from here on are not about its usage
 }
 
 // run runs one command line and returns its exit code.
 func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer) int {
-	a := &app{in: in, out: out, err: errOut}
+	a := &app{in: in, out: out, err: errOut, silence: silenceLimit}
 	root := a.root()
 	root.SetArgs(args)
 	root.SetIn(in)
 	root.SetOut(out)
 	root.SetErr(errOut)
-	err := root.ExecuteContext(ctx)
-	if err != nil && !a.running {
-		err = usage(fmt.Errorf("%w: see `%s --help`", err, root.CommandPath()))
+	cmd, err := root.ExecuteContextC(ctx)
+	switch {
+	case err == nil:
+	case !a.running:
+		err = usage(fmt.Errorf("%w: see `%s --help`", err, cmd.CommandPath()))
+	case ctx.Err() != nil:
+		err = interrupted(err)
 	}
 	return a.report(err)
 }
@@ -47,11 +53,13 @@ Exit codes:
   0  done
   1  it went wrong
   2  wrong usage or bad input
-  3  refused: a policy, a conflict or a hanging tag
+  3  refused: not root, a policy, a conflict or a hanging tag
   4  the instance or a daemon does not answer
   5  a stop was not observed complete
-run and exec end with the code of the command: 124 after a time-out, 128+n after
-signal n, 3 when the kid was stopped.`,
+  130  interrupted; what the command had made is removed again
+run and exec end with the code of the command: 124 after a time-out, 126 where it
+cannot be run, 127 where it is not found, 128+n after signal n, 3 when the kid was
+stopped.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		PersistentPreRun: func(*cobra.Command, []string) {
@@ -64,9 +72,15 @@ signal n, 3 when the kid was stopped.`,
 		a.doctorCommand(), a.setupCommand(), a.upCommand(), a.cleanupCommand(), a.statusCommand(),
 		a.cardCommand(), a.policyCommand(), a.spawnCommand(), a.runCommand(), a.execCommand(), a.listCommand(), a.destroyCommand(),
 		a.stopCommand(), a.tagsCommand(), a.releaseCommand(), a.vaultCommand(), a.timelineCommand(),
+		a.grantCommand(), a.grantsCommand(), a.ungrantCommand(),
 		a.drillCommand(), a.demoCommand(), a.benchCommand(), a.versionCommand(),
 	)
 	return root
+}
+
+// group is a command that does nothing itself. A word that is none of its commands is an error.
+func group(use, short string) *cobra.Command {
+	return &cobra.Command{Use: use, Short: short, Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 }
 
 // open returns the instance that --instance names.
@@ -82,6 +96,14 @@ func (a *app) printJSON(v any) error {
 	enc := json.NewEncoder(a.out)
 	enc.SetIndent("", "  ")
 	return enc.Encode(v)
+}
+
+// count is n things, in words for people.
+func count(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
 }
 
 // printf prints for people.

@@ -3,13 +3,20 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"tagout/internal/control"
+	"tagout/internal/instance"
 )
 
 // callLimit bounds a call whose answer does not depend on what a kid does.
@@ -29,7 +36,7 @@ func (a *app) callWith(ctx context.Context, daemon, method, route string, in, ou
 	}
 	c := control.NewClient(inst.Socket(daemon))
 	defer c.CloseIdle()
-	return c.Call(ctx, method, route, in, out)
+	return unanswered(inst, daemon, c.Call(ctx, method, route, in, out))
 }
 
 // stream sends in and calls fn with each line of the answer. It has no deadline but the command's own end.
@@ -40,7 +47,62 @@ func (a *app) stream(ctx context.Context, daemon, route string, in any, fn func(
 	}
 	c := control.NewClient(inst.Socket(daemon))
 	defer c.CloseIdle()
-	return c.Each(ctx, http.MethodPost, route, in, fn)
+	return unanswered(inst, daemon, c.Each(ctx, http.MethodPost, route, in, fn))
+}
+
+// unanswered says what to do about a daemon that gave no answer; any other error is left as it is.
+func unanswered(inst instance.Instance, daemon string, err error) error {
+	var call *control.Unanswered
+	if !errors.As(err, &call) {
+		return err
+	}
+	log := filepath.Join(inst.RunDir(), "log", daemon+".log")
+	text := ""
+	switch {
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ECONNREFUSED):
+		text = fmt.Sprintf("%s does not run: start the daemons with `tagout up --instance %s` (its log: %s)", daemon, inst.Name(), log)
+	case errors.Is(err, unix.EACCES):
+		text = fmt.Sprintf("talking to %s needs root, this is uid %d: run it with sudo", daemon, os.Geteuid())
+	case errors.Is(err, context.DeadlineExceeded):
+		text = fmt.Sprintf("%s does not answer: see its log %s, or end it, and `tagout up` starts it again", daemon, log)
+	case errors.Is(err, io.EOF), errors.Is(err, unix.ECONNRESET), errors.Is(err, unix.EPIPE):
+		text = fmt.Sprintf("%s ended before it answered: see its log %s, then try again", daemon, log)
+	default:
+		return err
+	}
+	return &silent{text, err}
+}
+
+// silent is an *Unanswered in an operator's words.
+type silent struct {
+	text  string
+	cause error
+}
+
+func (s *silent) Error() string { return s.text }
+
+func (s *silent) Unwrap() error { return s.cause }
+
+// wants checks that the arguments are the named ones, no more and no less. What came is not repeated: it may be
+// a secret in the wrong place.
+func wants(names ...string) cobra.PositionalArgs {
+	return func(_ *cobra.Command, args []string) error {
+		switch {
+		case len(args) < len(names):
+			return fmt.Errorf("%s is missing", names[len(args)])
+		case len(args) > len(names):
+			return fmt.Errorf("too many arguments: give %s alone", strings.Join(names, " "))
+		}
+		return nil
+	}
+}
+
+// atLeastOne refuses counts that make no sense.
+func atLeastOne(flag string, n int) error {
+	if n < 1 {
+		return usage(fmt.Errorf("--%s %d: give a number from 1 on", flag, n))
+	}
+	return nil
 }
 
 // needFlags refuses empty values of the named flags.

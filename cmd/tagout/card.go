@@ -11,7 +11,7 @@ import (
 )
 
 func (a *app) cardCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "card", Short: "Check job cards, print their schema"}
+	cmd := group("card", "Check job cards, print their schema")
 	cmd.AddCommand(
 		&cobra.Command{
 			Use: "check FILE...", Short: "Say what is wrong with a card, with line, column and what to write instead",

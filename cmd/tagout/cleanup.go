@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"os"
 
 	"github.com/spf13/cobra"
 
@@ -22,6 +23,13 @@ look for what is left, print it, and end with 1 if there is anything.`,
 			if err := instance.CheckName(a.instance); err != nil {
 				return usage(err)
 			}
+			what := "cleaning up instance "
+			if check {
+				what = "looking for leftovers of instance "
+			}
+			if err := needRoot(what + a.instance); err != nil {
+				return err
+			}
 			if check {
 				return a.checkLeftovers(purge)
 			}
@@ -29,7 +37,7 @@ look for what is left, print it, and end with 1 if there is anything.`,
 				return err
 			}
 			if !a.json {
-				a.printf("nothing of instance %s is left\n", a.instance)
+				a.printf("nothing of instance %s is left%s\n", a.instance, a.kept(purge))
 				return nil
 			}
 			return a.printJSON(map[string]any{"instance": a.instance, "leftovers": []string{}})
@@ -56,7 +64,26 @@ func (a *app) checkLeftovers(state bool) error {
 		}
 	}
 	if len(left) > 0 {
-		err = errors.Join(err, fmt.Errorf("%d things of instance %s are left: run `tagout cleanup --instance %s`", len(left), a.instance, a.instance))
+		flag, are := "", "are"
+		if len(left) == 1 {
+			are = "is"
+		}
+		if state {
+			flag = " --purge"
+		}
+		err = errors.Join(err, fmt.Errorf("instance %s: %s %s left: run `tagout cleanup --instance %s%s`", a.instance, count(len(left), "thing"), are, a.instance, flag))
 	}
 	return err
+}
+
+// kept says what a cleanup without purge leaves, if there is any.
+func (a *app) kept(purge bool) string {
+	inst, err := instance.New(a.instance, 0) // the state directory follows from the name alone
+	if purge || err != nil {
+		return ""
+	}
+	if _, err := os.Stat(inst.StateDir()); err != nil {
+		return ""
+	}
+	return fmt.Sprintf(" but its state in %s, which --purge removes", inst.StateDir())
 }

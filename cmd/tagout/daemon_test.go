@@ -3,10 +3,12 @@ package main
 import (
 	"bytes"
 	"context"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -65,6 +67,7 @@ func TestExecEndsAsTheCommandDid(t *testing.T) {
 		"stopped": {{Exit: &wire.ExecExit{Result: "stopped", Detail: "ada: odd uploads"}}},
 		"bare":    {{Exit: &wire.ExecExit{Result: "stopped"}}},
 		"failed":  {{Exit: &wire.ExecExit{Result: "failed", Detail: "no such file"}}},
+		"unknown": {{Exit: &wire.ExecExit{Result: "failed", Code: 127, Detail: "not found"}}},
 		"cut":     {{Stdout: []byte("half")}},
 	}
 	mux := http.NewServeMux()
@@ -92,6 +95,7 @@ func TestExecEndsAsTheCommandDid(t *testing.T) {
 		{"stopped", 3, "", "tagout: the kid was stopped: ada: odd uploads: see `tagout tags`\n"},
 		{"bare", 3, "", "tagout: the kid was stopped: see `tagout tags`\n"},
 		{"failed", 1, "", "tagout: the command could not be run: no such file\n"},
+		{"unknown", 127, "", "tagout: the command could not be run: not found\n"},
 		{"cut", 1, "half", "tagout: the connection to sandboxd ended before the command did: see `tagout list`\n"},
 		{"ghost", 2, "", "tagout: there is no kid ghost\n"},
 	}
@@ -100,6 +104,103 @@ func TestExecEndsAsTheCommandDid(t *testing.T) {
 		if code != tt.code || out != tt.out || errOut != tt.err {
 			t.Errorf("%s: %d, %q, %q, want %d, %q, %q", tt.kid, code, out, errOut, tt.code, tt.out, tt.err)
 		}
+	}
+}
+
+// gone is a pipe whose reader went away.
+type gone struct{}
+
+func (gone) Write([]byte) (int, error) {
+	return 0, &os.PathError{Op: "write", Path: "|1", Err: syscall.EPIPE}
+}
+
+// TestAnInterruptedRunLeavesNoKid: whatever ends a run, the kid that was made for it is destroyed.
+func TestAnInterruptedRunLeavesNoKid(t *testing.T) {
+	const bare = "apiVersion: tagout/v1\nkind: Card\nname: bare\ntask: Nothing.\nimage: host\nstop: {authority: Ada, maxTime: 1s}\n"
+	file := filepath.Join(t.TempDir(), "card.yaml")
+	if err := os.WriteFile(file, []byte(bare), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var ctx context.Context
+	var interrupt context.CancelFunc
+	when := ""
+	destroyed := make(chan string, 1)
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /v1/kids", func(w http.ResponseWriter, _ *http.Request) {
+		if when == "spawn" {
+			interrupt()
+		}
+		control.Reply(w, wire.Kid{Name: "k"})
+	})
+	mux.HandleFunc("POST /v1/kids/k/exec", func(w http.ResponseWriter, r *http.Request) {
+		if when == "exec" {
+			interrupt()
+		}
+		s := control.NewStream(w)
+		s.Send(wire.ExecFrame{Stdout: []byte("y\n")})
+		<-r.Context().Done()
+	})
+	mux.HandleFunc("DELETE /v1/kids/k", func(w http.ResponseWriter, _ *http.Request) {
+		destroyed <- when
+		control.Reply(w, struct{}{})
+	})
+	serve(t, "tcli3", instance.Sandboxd, mux)
+	for _, tt := range []struct {
+		when string
+		out  io.Writer
+		code int
+		err  string
+	}{
+		{"spawn", io.Discard, 130, "tagout: interrupted\n"},
+		{"exec", io.Discard, 130, "tagout: interrupted\n"},
+		{"reader gone", gone{}, 141, ""},
+	} {
+		when = tt.when
+		ctx, interrupt = context.WithCancel(t.Context())
+		var errOut bytes.Buffer
+		code := run(ctx, []string{"--instance", "tcli3", "run", file, "--", "yes"}, strings.NewReader(""), tt.out, &errOut)
+		interrupt()
+		if code != tt.code || errOut.String() != tt.err {
+			t.Errorf("%s: %d, %q, want %d, %q", tt.when, code, &errOut, tt.code, tt.err)
+		}
+		select {
+		case got := <-destroyed:
+			if got != tt.when {
+				t.Errorf("%s: destroyed at %s", tt.when, got)
+			}
+		default:
+			t.Errorf("%s: the kid was not destroyed", tt.when)
+		}
+	}
+}
+
+// TestASilentKillswitchdIsNamed: an order that nobody takes up does not hang without a word.
+func TestASilentKillswitchdIsNamed(t *testing.T) {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /v1/stop", func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+	serve(t, "tcli4", instance.Killswitchd, mux)
+	var out, errOut bytes.Buffer
+	a := &app{instance: "tcli4", out: &out, err: &errOut, silence: 50 * time.Millisecond}
+	cmd := a.stopCommand()
+	cmd.SetArgs([]string{"--all", "--by", "ada", "--reason", "x"})
+	code := a.report(cmd.ExecuteContext(t.Context()))
+	if code != 4 || !strings.Contains(errOut.String(), "tagout: killswitchd has said nothing for 50ms") || strings.Count(errOut.String(), "tagout: ") != 1 {
+		t.Errorf("%d, %q", code, &errOut)
+	}
+}
+
+// TestATagThatIsNotSafeIsNamed: a stop whose tag could not be kept is not complete, and says why.
+func TestATagThatIsNotSafeIsNamed(t *testing.T) {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /v1/stop", func(w http.ResponseWriter, _ *http.Request) {
+		s := control.NewStream(w)
+		s.Send(wire.StopEvent{Stop: "01X", Point: "tag", State: wire.StatePartial, Detail: "no space left on device"})
+		s.Send(wire.StopEvent{Stop: "01X", Final: &wire.StopReport{Stop: "01X", State: wire.StatePartial}})
+	})
+	serve(t, "tcli5", instance.Killswitchd, mux)
+	code, _, errOut := tagout("--instance", "tcli5", "stop", "--all", "--by", "ada", "--reason", "x")
+	if code != 5 || !strings.Contains(errOut, "no space left on device") {
+		t.Errorf("%d, %q", code, errOut)
 	}
 }
 

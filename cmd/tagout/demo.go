@@ -13,7 +13,7 @@ import (
 )
 
 func (a *app) demoCommand() *cobra.Command {
-	var bin, cards, report string
+	var bin, cardDir, report string
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Run the main job once: spawn, contain, stop, prove; nothing is left of it",
@@ -23,14 +23,17 @@ func (a *app) demoCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			cards, remove, err := cardDir(cards)
+			files, err := cards(cardDir)
 			if err != nil {
 				return err
 			}
-			defer remove()
+			name := a.ownName(cmd, "demo")
+			if err := mayOwn(name); err != nil {
+				return err
+			}
 			r := &runner{a: a, bin: dir}
 			return demo.Run(cmd.Context(), demo.Config{
-				Instance: a.ownName(cmd, "demo"), BinDir: dir, CardDir: cards, Out: a.out, Path: report,
+				Instance: name, BinDir: dir, Cards: files, Out: a.out, Path: report,
 				Doctor: showDoctor,
 				Setup: func(ctx context.Context, name string, box *config.Box) error {
 					_, err := boxes().Setup(ctx, name, box)
@@ -44,7 +47,7 @@ func (a *app) demoCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&bin, "bin-dir", "", "directory of the binaries (default: where tagout itself lies)")
-	cmd.Flags().StringVar(&cards, "card-dir", "", "directory of practice.yaml and drill.yaml (default: those that come with tagout)")
+	cmd.Flags().StringVar(&cardDir, "card-dir", "", "directory of practice.yaml and drill.yaml (default: those that come with tagout)")
 	cmd.Flags().StringVar(&report, "json", "", "write the report to this file as JSON")
 	return cmd
 }

@@ -13,14 +13,21 @@ import (
 func (a *app) destroyCommand() *cobra.Command {
 	var why string
 	cmd := &cobra.Command{
-		Use: "destroy KID --reason WHY", Short: "Remove a kid with everything in it", Args: cobra.ExactArgs(1),
+		Use: "destroy KID --reason WHY", Short: "Remove a kid with everything in it", Args: wants("KID"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := needFlags(cmd, "reason"); err != nil {
 				return err
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), destroyLimit)
 			defer cancel()
-			return a.destroy(ctx, args[0], why)
+			if err := a.destroy(ctx, args[0], why); err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(map[string]string{"kid": args[0], "state": "gone"})
+			}
+			a.printf("there is no kid %s any more\n", args[0])
+			return nil
 		},
 	}
 	cmd.Flags().StringVar(&why, "reason", "", "why, for the record")

@@ -20,6 +20,9 @@ of it afterwards. It ends with 0 only if every verdict is within the SLA.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			name := a.ownName(cmd, "drill")
+			if err := errors.Join(atLeastOne("runs", cfg.Runs), atLeastOne("processes", cfg.Processes)); err != nil {
+				return err
+			}
 			return a.withPracticeBox(cmd.Context(), name, bin, cardFile, func(p practiceBox) error {
 				cfg.Inst, cfg.Internet, cfg.Card, cfg.CardFile, cfg.InputDir = p.inst, p.net, p.card, cardFile, p.inputDir
 				cfg.Out, cfg.Path = a.out, report
@@ -35,7 +38,7 @@ of it afterwards. It ends with 0 only if every verdict is within the SLA.`,
 	cmd.Flags().StringVar(&cardFile, "card", "", "the agent's card (default: the drill card that comes with tagout)")
 	cmd.Flags().StringVar(&report, "json", "", "write the report to this file as JSON")
 	cmd.Flags().IntVar(&cfg.Runs, "runs", 1, "how often each case is run")
-	cmd.Flags().IntVar(&cfg.Processes, "processes", 0, "how many hostile processes must run before the order (default 100)")
+	cmd.Flags().IntVar(&cfg.Processes, "processes", 100, "how many hostile processes must run before the order")
 	return cmd
 }
 

@@ -3,10 +3,11 @@ package main
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"tagout/internal/card"
 	"tagout/internal/config"
@@ -23,6 +24,7 @@ const (
 	exitUnreachable = 4
 	exitIncomplete  = 5
 	exitTimeout     = 124 // as timeout(1)
+	exitInterrupted = 130 // as the shell after SIGINT
 	exitSignal      = 128 // plus the signal's number, as the shell
 )
 
@@ -42,6 +44,27 @@ func (c *coded) Error() string {
 func (c *coded) Unwrap() error { return c.err }
 
 func usage(err error) error { return &coded{exitUsage, err} }
+
+// interrupted is how a command that was called off ends, whatever that made of what it was doing.
+func interrupted(err error) error {
+	var call *control.Unanswered
+	var c *coded
+	if errors.As(err, &call) || errors.As(err, &c) && c.code == exitInterrupted {
+		err = nil // that the call was given up is all there is to say
+	}
+	if err == nil || err.Error() == "" {
+		return &coded{exitInterrupted, errors.New("interrupted")}
+	}
+	return &coded{exitInterrupted, fmt.Errorf("interrupted: %w", err)}
+}
+
+// needRoot refuses everybody else before anything is tried.
+func needRoot(what string) error {
+	if uid := os.Geteuid(); uid != 0 {
+		return &coded{exitRefused, fmt.Errorf("%s needs root, this is uid %d: run it with sudo", what, uid)}
+	}
+	return nil
+}
 
 // report prints err as one line and returns its exit code. What is wrong with a card or a configuration gets
 // a line each, because each has a place of its own.
@@ -63,7 +86,7 @@ func (a *app) report(err error) int {
 func exitCode(err error) int {
 	var c *coded
 	var problems config.Errors
-	var dial *net.OpError
+	var call *control.Unanswered
 	switch {
 	case errors.As(err, &c):
 		return c.code
@@ -73,9 +96,9 @@ func exitCode(err error) int {
 		return exitUnreachable
 	case control.Status(err) != 0:
 		return statusCode(control.Status(err))
-	case errors.As(err, &dial) && dial.Op == "dial":
-		return exitUnreachable
-	case errors.Is(err, os.ErrDeadlineExceeded):
+	case errors.Is(err, unix.EACCES) && errors.As(err, &call):
+		return exitRefused
+	case errors.As(err, &call):
 		return exitUnreachable
 	}
 	return exitFailure

@@ -89,16 +89,27 @@ func (a *app) exec(ctx context.Context, kid string, argv []string, f execFlags) 
 // frame passes one frame on: as it came with --json, else as the command wrote it.
 func (a *app) frame(line json.RawMessage, f wire.ExecFrame) error {
 	if a.json {
-		_, err := fmt.Fprintf(a.out, "%s\n", line)
-		return err
+		if _, err := fmt.Fprintf(a.out, "%s\n", line); err != nil {
+			return unread("output", err)
+		}
+		return nil
 	}
 	if _, err := a.out.Write(f.Stdout); err != nil {
-		return fmt.Errorf("writing the command's output: %w", err)
+		return unread("output", err)
 	}
 	if _, err := a.err.Write(f.Stderr); err != nil {
-		return fmt.Errorf("writing the command's errors: %w", err)
+		return unread("errors", err)
 	}
 	return nil
+}
+
+// unread ends the command whose output cannot be passed on; silently where its reader went away, as every
+// program in a pipe does.
+func unread(what string, err error) error {
+	if errors.Is(err, unix.EPIPE) {
+		return &coded{code: exitSignal + int(unix.SIGPIPE)}
+	}
+	return fmt.Errorf("writing the command's %s: %w", what, err)
 }
 
 // exitOf turns how a command ended into our own end. Only what the command itself did not say is told.
@@ -124,5 +135,9 @@ func exitOf(e wire.ExecExit) error {
 		}
 		return &coded{exitRefused, errors.New(text + ": see `tagout tags`")}
 	}
-	return fmt.Errorf("the command could not be run: %s", e.Detail)
+	code := e.Code
+	if code == 0 {
+		code = exitFailure
+	}
+	return &coded{code, fmt.Errorf("the command could not be run: %s", e.Detail)}
 }

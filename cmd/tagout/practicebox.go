@@ -8,12 +8,12 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
-	"path"
 	"path/filepath"
 	"time"
 
 	"tagout/deploy"
 	"tagout/internal/card"
+	"tagout/internal/config"
 	"tagout/internal/control"
 	"tagout/internal/instance"
 	"tagout/internal/practice"
@@ -58,6 +58,32 @@ func (r *runner) stop() error {
 	return <-r.ended
 }
 
+// ownInstance takes an instance for a command that makes and removes one of its own.
+func ownInstance(name string) (instance.Instance, error) {
+	if err := mayOwn(name); err != nil {
+		return instance.Instance{}, err
+	}
+	inst, err := instance.ClaimNew(name)
+	if errors.Is(err, instance.ErrExists) {
+		err = usage(err)
+	}
+	return inst, err
+}
+
+// mayOwn refuses what ownInstance could not make a box of, before anything is printed or made.
+func mayOwn(name string) error {
+	if err := instance.CheckName(name); err != nil {
+		return usage(err)
+	}
+	if err := needRoot("making instance " + name); err != nil {
+		return err
+	}
+	if _, err := instance.Open(name); err == nil {
+		return usage(instance.Exists(name))
+	}
+	return nil
+}
+
 // practiceBox is a box of its own on a practice internet, made for one command and gone with it.
 type practiceBox struct {
 	inst     instance.Instance
@@ -67,12 +93,14 @@ type practiceBox struct {
 }
 
 // withPracticeBox makes the box, runs fn and removes everything, whatever happened.
-func (a *app) withPracticeBox(ctx context.Context, name, bin, cardFile string, fn func(practiceBox) error) (err error) {
-	if _, err := instance.Open(name); err == nil {
-		return usage(fmt.Errorf("instance %s exists: choose another --instance, or run `tagout cleanup --purge --instance %s` first", name, name))
-	}
+func (a *app) withPracticeBox(ctx context.Context, name, bin, cardFile string, fn func(practiceBox) error) error {
+	return a.withPracticeBoxOf(ctx, name, bin, cardFile, func(*config.Box) {}, fn)
+}
+
+// withPracticeBoxOf is withPracticeBox with a change to the box's configuration.
+func (a *app) withPracticeBoxOf(ctx context.Context, name, bin, cardFile string, change func(*config.Box), fn func(practiceBox) error) (err error) {
 	p := practiceBox{}
-	if p.inst, err = instance.Claim(name); err != nil {
+	if p.inst, err = ownInstance(name); err != nil {
 		return err
 	}
 	r := &runner{a: a, bin: bin}
@@ -83,12 +111,13 @@ func (a *app) withPracticeBox(ctx context.Context, name, bin, cardFile string, f
 		if p.net != nil {
 			err = errors.Join(err, p.net.Close())
 		}
-		err = errors.Join(err, boxes().Cleanup(ctx, name, true), os.RemoveAll(p.inputDir))
+		err = errors.Join(err, boxes().Cleanup(ctx, name, true))
 	}()
 	if p.net, err = practice.Start(ctx, practice.Options{Instance: p.inst, CreddSocket: p.inst.Socket(instance.Credd)}); err != nil {
 		return err
 	}
 	cfg := p.net.BoxConfig()
+	change(&cfg)
 	if _, err := boxes().Setup(ctx, name, &cfg); err != nil {
 		return err
 	}
@@ -124,7 +153,8 @@ func (p *practiceBox) prepare(ctx context.Context, bin, cardFile string) error {
 	if err != nil {
 		return fmt.Errorf("reading the agent: run `make build` first: %w", err)
 	}
-	if p.inputDir, err = os.MkdirTemp("", "tagout-drill-"); err != nil {
+	p.inputDir = filepath.Join(p.inst.RunDir(), "inputs") // within the instance, so that a cleanup finds it
+	if err := os.Mkdir(p.inputDir, 0o700); err != nil {
 		return fmt.Errorf("making a directory for the agent: %w", err)
 	}
 	if err := os.WriteFile(filepath.Join(p.inputDir, "hostile"), agent, 0o755); err != nil { //nolint:gosec // a program
@@ -141,30 +171,10 @@ func (p *practiceBox) prepare(ctx context.Context, bin, cardFile string) error {
 	return nil
 }
 
-// cardDir returns dir, or where it is "" a fresh directory with the cards that this binary carries; remove
-// takes away what was made.
-func cardDir(dir string) (cards string, remove func(), err error) {
+// cards are the files in dir, or where it is "" those that this binary carries.
+func cards(dir string) (fs.FS, error) {
 	if dir != "" {
-		return dir, func() {}, nil
+		return os.DirFS(dir), nil
 	}
-	tmp, err := os.MkdirTemp("", "tagout-cards-")
-	if err != nil {
-		return "", nil, fmt.Errorf("placing the cards: %w", err)
-	}
-	remove = func() { os.RemoveAll(tmp) } //nolint:errcheck // in the temporary directory
-	files, err := fs.Glob(deploy.Cards, "cards/*.yaml")
-	for _, f := range files {
-		var raw []byte
-		if raw, err = deploy.Cards.ReadFile(f); err == nil {
-			err = os.WriteFile(filepath.Join(tmp, path.Base(f)), raw, 0o644) //nolint:gosec // not secret
-		}
-		if err != nil {
-			break
-		}
-	}
-	if err != nil {
-		remove()
-		return "", nil, fmt.Errorf("placing the cards: %w", err)
-	}
-	return tmp, remove, nil
+	return fs.Sub(deploy.Cards, "cards")
 }

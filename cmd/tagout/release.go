@@ -12,7 +12,7 @@ import (
 func (a *app) releaseCommand() *cobra.Command {
 	var req wire.ReleaseRequest
 	cmd := &cobra.Command{
-		Use: "release STOP --by NAME --reason WHY", Short: "Take a tag off; nothing is restarted by it", Args: cobra.ExactArgs(1),
+		Use: "release STOP --by NAME --reason WHY", Short: "Take a tag off; nothing is restarted by it", Args: wants("STOP"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := needFlags(cmd, "by", "reason"); err != nil {
 				return err

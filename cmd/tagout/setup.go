@@ -26,6 +26,9 @@ what has drifted. deploy/box.example.yaml is a configuration to start from.`,
 			if err != nil {
 				return usage(err)
 			}
+			if err := needRoot("setting up instance " + a.instance); err != nil {
+				return err
+			}
 			inst, err := boxes().Setup(cmd.Context(), a.instance, cfg)
 			if err != nil {
 				return err

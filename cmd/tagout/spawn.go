@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"path/filepath"
 	"time"
@@ -24,7 +25,7 @@ func (f *spawnFlags) add(cmd *cobra.Command) {
 func (a *app) spawnCommand() *cobra.Command {
 	var f spawnFlags
 	cmd := &cobra.Command{
-		Use: "spawn CARD", Short: "Make a kid from a job card, with nothing running in it yet", Args: cobra.ExactArgs(1),
+		Use: "spawn CARD", Short: "Make a kid from a job card, with nothing running in it yet", Args: wants("CARD"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			kid, err := a.spawn(cmd.Context(), args[0], f)
 			if err != nil {
@@ -57,8 +58,22 @@ func (a *app) spawn(ctx context.Context, file string, f spawnFlags) (wire.Kid, e
 	if req.Purpose == "" {
 		req.Purpose = c.Task
 	}
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	return a.spawnNow(ctx, req)
+}
+
+// spawnNow is called off in one way only: the kid is made, and destroyed again. Whoever hung up while it is made
+// could not know whether there is one.
+func (a *app) spawnNow(ctx context.Context, req wire.SpawnRequest) (wire.Kid, error) {
+	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
 	var kid wire.Kid
-	return kid, a.callWith(ctx, instance.Sandboxd, http.MethodPost, "/v1/kids", req, &kid)
+	if err := a.callWith(call, instance.Sandboxd, http.MethodPost, "/v1/kids", req, &kid); err != nil {
+		return kid, err
+	}
+	if ctx.Err() != nil {
+		gone, cancel := context.WithTimeout(context.WithoutCancel(ctx), destroyLimit)
+		defer cancel()
+		return kid, errors.Join(&coded{code: exitInterrupted}, a.destroy(gone, kid.Name, "its spawn was interrupted"))
+	}
+	return kid, nil
 }

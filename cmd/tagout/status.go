@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -19,7 +20,7 @@ type status struct {
 	Daemons  map[string]daemonStatus    `json:"daemons"`
 	Layers   map[wire.Layer]layerStatus `json:"layers"`
 	Tags     []wire.Tag                 `json:"tags"`
-	Kids     int                        `json:"kids"`
+	Kids     int                        `json:"kids"` // -1: sandboxd does not say
 }
 
 type daemonStatus struct {
@@ -62,13 +63,21 @@ func (a *app) status(cmd *cobra.Command) (status, error) {
 		s.Daemons[d] = daemonStatus{Healthy: err == nil}
 		if err != nil {
 			s.Daemons[d] = daemonStatus{Detail: err.Error()}
-			sick = &coded{exitUnreachable, fmt.Errorf("%s is not healthy: %w: see its log in /run/tagout/%s/log", d, err, a.instance)}
+			sick = errors.Join(sick, errors.New(d))
 		}
+	}
+	if sick != nil {
+		sick = &coded{exitUnreachable, fmt.Errorf("not healthy: %s", strings.ReplaceAll(sick.Error(), "\n", ", "))}
 	}
 	var kill wire.KillStatus
 	if err := a.call(cmd, instance.Killswitchd, http.MethodGet, "/v1/status", nil, &kill); err == nil {
 		s.Layers, s.Tags = kill.Layers, append(s.Tags, kill.Tags...)
+	} else {
+		for _, l := range wire.AllLayers() {
+			s.Layers[l] = layerStatus{Detail: "killswitchd does not say"}
+		}
 	}
+	s.Kids = -1
 	var kids []wire.Kid
 	if err := a.call(cmd, instance.Sandboxd, http.MethodGet, "/v1/kids", nil, &kids); err == nil {
 		s.Kids = len(kids)
@@ -92,5 +101,12 @@ func (a *app) printStatus(s status) {
 		}
 		a.printf("%-12s %s\n", l, word)
 	}
-	a.printf("%d kids, %d tags\n", s.Kids, len(s.Tags))
+	kids, tags := "kids are not known", "tags are not known"
+	if s.Kids >= 0 {
+		kids = count(s.Kids, "kid")
+	}
+	if s.Daemons[instance.Killswitchd].Healthy {
+		tags = count(len(s.Tags), "tag")
+	}
+	a.printf("%s, %s\n", kids, tags)
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -70,16 +71,30 @@ func knownLayer(name string) bool {
 	return false
 }
 
+// silenceLimit is how long killswitchd may take to say the first word. The layers fire in milliseconds.
+const silenceLimit = 10 * time.Second
+
+var errSilent = errors.New("killswitchd said nothing")
+
 // stop prints what happens as it happens, and judges by the final report alone.
 func (a *app) stop(cmd *cobra.Command, req wire.StopRequest) error {
 	var final *wire.StopReport
-	err := a.stream(cmd.Context(), instance.Killswitchd, "/v1/stop", req, func(line json.RawMessage) error {
+	var tag wire.StopEvent
+	ctx, cancel := context.WithCancelCause(cmd.Context())
+	defer cancel(nil)
+	silent := time.AfterFunc(a.silence, func() { cancel(errSilent) })
+	defer silent.Stop()
+	err := a.stream(ctx, instance.Killswitchd, "/v1/stop", req, func(line json.RawMessage) error {
 		var e wire.StopEvent
 		if err := json.Unmarshal(line, &e); err != nil {
 			return err
 		}
+		silent.Stop()
 		if e.Final != nil {
 			final = e.Final
+		}
+		if e.Point == "tag" {
+			tag = e
 		}
 		if a.json {
 			_, err := fmt.Fprintf(a.out, "%s\n", line)
@@ -90,6 +105,12 @@ func (a *app) stop(cmd *cobra.Command, req wire.StopRequest) error {
 		}
 		return nil
 	})
+	if errors.Is(context.Cause(ctx), errSilent) {
+		return &coded{exitUnreachable, fmt.Errorf("killswitchd has said nothing for %s, so nothing is known to be stopped: end it, and `tagout up` starts it again; `tagout cleanup --instance %s` stops everything without it", a.silence, a.instance)}
+	}
+	if err != nil && cmd.Context().Err() != nil {
+		return errors.New("the order may have been given, and is then carried out without this command: see `tagout tags`")
+	}
 	if err != nil {
 		return err
 	}
@@ -100,7 +121,7 @@ func (a *app) stop(cmd *cobra.Command, req wire.StopRequest) error {
 		a.printStop(final)
 	}
 	if final.State != wire.StateObserved {
-		return &coded{exitIncomplete, fmt.Errorf("the stop was not observed complete, it is %s: %s", final.State, a.whatIsOpen(final))}
+		return &coded{exitIncomplete, fmt.Errorf("the stop was not observed complete, it is %s: %s", final.State, whatIsOpen(final, tag))}
 	}
 	return nil
 }
@@ -111,12 +132,15 @@ func (a *app) printStop(r *wire.StopReport) {
 			a.printf("%-10s %-18s fired %s, observed %s %s\n", l, rep.State, rep.Fired.Round(10*time.Microsecond), rep.Observed.Round(10*time.Microsecond), rep.Detail)
 		}
 	}
-	a.printf("stop %s is %s, %d kids; take the tag off with `tagout release %s --by NAME --reason WHY`\n", r.Stop, r.State, len(r.Kids), r.Stop)
+	a.printf("stop %s is %s, %s; take the tag off with `tagout release %s --by NAME --reason WHY`\n", r.Stop, r.State, count(len(r.Kids), "kid"), r.Stop)
 }
 
-// whatIsOpen names the layers that were not seen complete.
-func (a *app) whatIsOpen(r *wire.StopReport) string {
+// whatIsOpen names the layers that were not seen complete, and the tag where it is not safe.
+func whatIsOpen(r *wire.StopReport, tag wire.StopEvent) string {
 	out := ""
+	if tag.Detail != "" && tag.State != wire.StateObserved {
+		out = tag.Detail
+	}
 	for _, l := range wire.AllLayers() {
 		if rep, ok := r.Layers[l]; ok && rep.State != wire.StateObserved {
 			if out != "" {

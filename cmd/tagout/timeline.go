@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -16,7 +17,7 @@ import (
 func (a *app) timelineCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "timeline KID|SESSION", Short: "Show what a kid did and what was done to it, from all daemons' logs in order",
-		Args: cobra.ExactArgs(1),
+		Args: wants("KID"),
 		RunE: func(_ *cobra.Command, args []string) error { return a.timeline(args[0]) },
 	}
 }
@@ -32,7 +33,8 @@ func (a *app) timeline(who string) error {
 	}
 	records, unreadable, err := audit.Timeline(inst.AuditDir(), func(r *audit.Record) bool { return r.Kid == who || r.Session == who })
 	if err != nil {
-		return &coded{exitUnreachable, err}
+		// Who may not look into the directories finds nothing in them.
+		return errors.Join(needRoot("reading the logs"), &coded{exitUnreachable, err})
 	}
 	if unreadable > 0 {
 		fmt.Fprintf(a.err, "tagout: %d lines of the logs are no records\n", unreadable) //nolint:errcheck // nobody is left to be told

@@ -22,6 +22,9 @@ func (a *app) upCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if err := needRoot("running the daemons"); err != nil {
+				return err
+			}
 			return a.up(cmd.Context(), inst, bin, slog.New(slog.NewTextHandler(a.err, nil)), func() {
 				a.printf("instance %s is up\n", inst.Name())
 			})

@@ -23,11 +23,18 @@ import (
 const maxSecret = 64 << 10
 
 func (a *app) vaultCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "vault", Short: "Set, list and remove secrets; their values are never shown"}
+	cmd := group("vault", "Set, list and remove secrets; their values are never shown")
 	cmd.AddCommand(a.vaultSetCommand(), a.vaultListCommand(), &cobra.Command{
-		Use: "rm NAME", Short: "Remove a secret; its tokens stop working at once", Args: cobra.ExactArgs(1),
+		Use: "rm NAME", Short: "Remove a secret; its tokens stop working at once", Args: wants("NAME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.call(cmd, instance.Credd, http.MethodDelete, "/v1/vault/"+url.PathEscape(args[0]), nil, nil)
+			if err := a.call(cmd, instance.Credd, http.MethodDelete, "/v1/vault/"+url.PathEscape(args[0]), nil, nil); err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(map[string]any{"name": args[0], "stored": false})
+			}
+			a.printf("secret %s is gone, and its tokens work no more\n", args[0])
+			return nil
 		},
 	})
 	return cmd
@@ -42,7 +49,7 @@ func (a *app) vaultSetCommand() *cobra.Command {
 		Long: `Put a secret into the vault. Its value is read from standard input, never from the
 command line, where every user of the machine could see it; one line end at its end
 is left off.`,
-		Args: cobra.ExactArgs(1),
+		Args: wants("NAME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(hosts) == 0 {
 				return usage(errors.New("--host is needed: a secret is bound to the hosts that it is for, as name:port"))
@@ -51,7 +58,14 @@ is left off.`,
 			if err != nil {
 				return usage(err)
 			}
-			return a.call(cmd, instance.Credd, http.MethodPut, "/v1/vault/"+url.PathEscape(args[0]), wire.VaultEntry{Value: value, Hosts: hosts}, nil)
+			if err := a.call(cmd, instance.Credd, http.MethodPut, "/v1/vault/"+url.PathEscape(args[0]), wire.VaultEntry{Value: value, Hosts: hosts}, nil); err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(map[string]any{"name": args[0], "hosts": hosts, "stored": true})
+			}
+			a.printf("secret %s is in the vault, for %s\n", args[0], strings.Join(hosts, ", "))
+			return nil
 		},
 	}
 	cmd.Flags().StringSliceVar(&hosts, "host", nil, "host:port that the secret is for; may be given again")

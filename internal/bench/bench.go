@@ -130,8 +130,9 @@ func (c Config) stops(ctx context.Context, peer *runc) ([]Metric, error) {
 	return []Metric{session, network, credential}, nil
 }
 
-// scratch makes a directory for the peer and returns how to remove it.
-func scratch() (dir string, remove func(), err error) {
-	dir, err = os.MkdirTemp("", "tagout-bench-")
+// scratch makes a directory for the peer, within the instance, so that a cleanup finds it too, and returns how to
+// remove it.
+func scratch(inst instance.Instance) (dir string, remove func(), err error) {
+	dir, err = os.MkdirTemp(inst.RunDir(), "bench-")
 	return dir, func() { os.RemoveAll(dir) }, err
 }

@@ -38,7 +38,7 @@ func newRunc(ctx context.Context, c Config) (*runc, error) {
 	if err != nil {
 		return nil, err
 	}
-	dir, remove, err := scratch()
+	dir, remove, err := scratch(c.Inst)
 	if err != nil {
 		return nil, err
 	}

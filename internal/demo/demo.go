@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"time"
 
 	"tagout/internal/config"
@@ -22,7 +23,7 @@ import (
 type Config struct {
 	Instance string    // name; made by the demo and gone after it
 	BinDir   string    // holds the hostile binary
-	CardDir  string    // holds practice.yaml and drill.yaml
+	Cards    fs.FS     // holds practice.yaml and drill.yaml
 	Out      io.Writer // progress and tables
 	Path     string    // where the report is written as JSON; empty means nowhere
 
@@ -59,7 +60,7 @@ func Run(ctx context.Context, cfg Config) error {
 	s := &show{Config: cfg, rep: &Report{Instance: cfg.Instance, Started: time.Now().UTC()}}
 	began := practice.Now()
 	if _, err := instance.Open(cfg.Instance); err == nil {
-		return fmt.Errorf("running the demo: instance %s exists: choose another --instance, or run `tagout cleanup --instance %s` first", cfg.Instance, cfg.Instance)
+		return fmt.Errorf("running the demo: %w", instance.Exists(cfg.Instance))
 	}
 	err := s.acts(ctx)
 	err = errors.Join(err, s.step(context.WithoutCancel(ctx), "Cleaning up and looking for leftovers", s.cleanUp))

@@ -168,7 +168,7 @@ func TestAFailedStepStillCleansUp(t *testing.T) {
 	cleaned := false
 	report := filepath.Join(t.TempDir(), "demo.json")
 	err := Run(t.Context(), Config{
-		Instance: name, BinDir: bin, CardDir: "../../deploy/cards", Out: io.Discard, Path: report,
+		Instance: name, BinDir: bin, Cards: os.DirFS("../../deploy/cards"), Out: io.Discard, Path: report,
 		Doctor: func(context.Context, io.Writer) error { return nil },
 		Setup: func(_ context.Context, got string, box *config.Box) error {
 			var err error

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -21,7 +22,7 @@ var escapeScript []byte
 // buildInternet takes the instance's slot, because the slot gives the addresses.
 func (s *show) buildInternet(ctx context.Context) error {
 	var err error
-	if s.inst, err = instance.Claim(s.Instance); err != nil {
+	if s.inst, err = instance.ClaimNew(s.Instance); err != nil {
 		return err
 	}
 	s.net, err = practice.Start(ctx, practice.Options{Instance: s.inst, CreddSocket: s.inst.Socket(instance.Credd)})
@@ -35,11 +36,14 @@ func (s *show) buildInternet(ctx context.Context) error {
 
 // startBox sets the box up, starts it and puts the vendor's secret into its vault.
 func (s *show) startBox(ctx context.Context) error {
-	if err := s.prepareInputs(); err != nil {
+	if err := s.readCards(); err != nil {
 		return err
 	}
 	box := s.net.BoxConfig()
 	if err := s.Setup(ctx, s.Instance, &box); err != nil {
+		return err
+	}
+	if err := s.placeInputs(); err != nil {
 		return err
 	}
 	if err := s.Up(ctx, s.inst); err != nil {
@@ -79,16 +83,22 @@ func (s *show) runsAs(daemon string) string {
 	return fmt.Sprintf("pid %s, uid %s, capabilities %s", pid, field("Uid:"), field("CapEff:"))
 }
 
-// prepareInputs reads the cards and lays out the directory from which the kids' inputs are taken.
-func (s *show) prepareInputs() error {
+func (s *show) readCards() error {
 	var err error
-	if s.ev.practiceCard, err = os.ReadFile(filepath.Join(s.CardDir, "practice.yaml")); err != nil {
+	if s.ev.practiceCard, err = fs.ReadFile(s.Cards, "practice.yaml"); err != nil {
 		return fmt.Errorf("reading the practice card: %w", err)
 	}
-	if s.ev.drillCard, err = os.ReadFile(filepath.Join(s.CardDir, "drill.yaml")); err != nil {
+	if s.ev.drillCard, err = fs.ReadFile(s.Cards, "drill.yaml"); err != nil {
 		return fmt.Errorf("reading the drill card: %w", err)
 	}
-	if s.inputs, err = os.MkdirTemp("", "tagout-demo-"); err != nil {
+	return nil
+}
+
+// placeInputs lays out the directory from which the kids' inputs are taken: within the instance, so that a cleanup
+// finds it where this process was killed.
+func (s *show) placeInputs() error {
+	s.inputs = filepath.Join(s.inst.RunDir(), "inputs")
+	if err := os.Mkdir(s.inputs, 0o700); err != nil {
 		return fmt.Errorf("making a directory for the kids' inputs: %w", err)
 	}
 	hostile, err := os.ReadFile(filepath.Join(s.BinDir, "hostile"))
@@ -108,12 +118,9 @@ func (s *show) cleanUp(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, cleanupWithin)
 	defer cancel()
 	var errs []error
-	if s.inputs != "" {
-		errs = append(errs, os.RemoveAll(s.inputs))
-	}
 	if s.inst.Name() == "" {
 		s.ev.leftovers, s.ev.looked = nil, true // no slot was taken, so nothing can be there
-		return errors.Join(errs...)
+		return nil
 	}
 	if s.Down != nil {
 		errs = append(errs, s.Down(ctx, s.inst))

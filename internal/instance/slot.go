@@ -46,6 +46,11 @@ func Open(name string) (Instance, error) {
 // ErrExists is returned by ClaimNew for an instance that has a slot already.
 var ErrExists = errors.New("the instance exists")
 
+// Exists is the ErrExists of the instance called name.
+func Exists(name string) error {
+	return fmt.Errorf("instance %s: %w: choose another --instance, or run `tagout cleanup --purge --instance %s` first", name, ErrExists, name)
+}
+
 // Claim returns the instance called name, taking a free slot for it where it has none yet. The claim lasts
 // until Release or a reboot.
 func Claim(name string) (Instance, error) { return claim(name, false) }
@@ -66,7 +71,7 @@ func claim(name string, fresh bool) (Instance, error) {
 		}
 		slot := slices.Index(owners[:], name)
 		if slot >= 0 && fresh {
-			return fmt.Errorf("claiming instance %s: %w: choose another --instance, or run `tagout cleanup --purge --instance %s` first", name, ErrExists, name)
+			return Exists(name)
 		}
 		if slot >= 0 {
 			inst, err = New(name, slot)

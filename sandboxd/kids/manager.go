@@ -125,7 +125,7 @@ func (m *Manager) SessionOf(mark uint32) (kidName, id, card string, ok bool) {
 }
 
 func notFound(name string) error {
-	return refuse(NotFound, reason.UnknownSession, "there is no kid called %s: `tagout ls` shows those that there are", name)
+	return refuse(NotFound, reason.UnknownSession, "there is no kid called %s: `tagout list` shows those that there are", name)
 }
 
 // setState notes where the kid is in its life.
