@@ -1,6 +1,8 @@
 package main
 
 import (
+	"errors"
+
 	"github.com/spf13/cobra"
 
 	"tagout/internal/bench"
@@ -12,6 +14,9 @@ func (a *app) benchCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "bench", Short: "Measure what is promised, in a box of its own", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := errors.Join(atLeastOne("runs", runs), atLeastOne("spawns", spawns)); err != nil {
+				return err
+			}
 			return a.withPracticeBox(cmd.Context(), a.ownName(cmd, "bench"), bin, "", func(p practiceBox) error {
 				_, err := bench.Run(cmd.Context(), bench.Config{
 					Inst: p.inst, Internet: p.net, Card: p.card, InputDir: p.inputDir,
