@@ -12,20 +12,18 @@ import (
 	"errors"
 	"fmt"
 	"math/big"
-	"os"
-	"path/filepath"
 	"sync"
 	"time"
+
+	"tagout/internal/inspectca"
 )
 
 // Leaf certificates are short-lived and few: they stand only between a kid and its own proxy.
 const (
-	leafLife   = 7 * 24 * time.Hour
-	leafRenew  = leafLife / 2
-	leafSkew   = time.Hour // a kid's clock may be that far behind
-	maxLeaves  = 1024
-	caFileCert = "ca.pem"
-	caFileKey  = "ca.key"
+	leafLife  = 7 * 24 * time.Hour
+	leafRenew = leafLife / 2
+	leafSkew  = time.Hour // a kid's clock may be that far behind
+	maxLeaves = 1024
 )
 
 // CA is the instance's inspection authority. Safe for concurrent use.
@@ -45,28 +43,17 @@ type leaf struct {
 	made time.Time
 }
 
-// LoadCA reads ca.pem and ca.key in dir, as `tagout setup` wrote them.
-func LoadCA(dir string) (*CA, error) {
-	certFile, keyFile := filepath.Join(dir, caFileCert), filepath.Join(dir, caFileKey)
-	certPEM, err := os.ReadFile(certFile)
+// LoadCA reads the authority in dir, as `tagout setup` wrote it. credentials is systemd's credentials directory,
+// empty where there is none.
+func LoadCA(dir, credentials string) (*CA, error) {
+	ca, err := inspectca.Load(dir, credentials)
 	if err != nil {
-		return nil, fmt.Errorf("reading the inspection CA: run `tagout setup`: %w", err)
+		return nil, err
 	}
-	keyPEM, err := os.ReadFile(keyFile)
-	if err != nil {
-		return nil, fmt.Errorf("reading the inspection CA's key: run `tagout setup`: %w", err)
+	if err := ca.Usable(time.Now()); err != nil {
+		return nil, err
 	}
-	pair, err := tls.X509KeyPair(certPEM, keyPEM)
-	if err != nil {
-		return nil, fmt.Errorf("reading the inspection CA %s: %w", certFile, err)
-	}
-	switch cert := pair.Leaf; {
-	case !cert.IsCA:
-		return nil, fmt.Errorf("reading the inspection CA %s: not a CA certificate", certFile)
-	case time.Now().After(cert.NotAfter):
-		return nil, fmt.Errorf("reading the inspection CA %s: it ran out on %s: run `tagout setup`", certFile, cert.NotAfter)
-	}
-	return newCA(pair.Leaf, pair.PrivateKey)
+	return newCA(ca.Cert, ca.Key)
 }
 
 func newCA(cert *x509.Certificate, key crypto.PrivateKey) (*CA, error) {

@@ -278,7 +278,7 @@ func TestOneKidCannotStarveAnother(t *testing.T) {
 			}
 		})
 	}
-	for range 30 {
+	ask := func() {
 		c, err := w.tryDial(otherAddr, w.transparent)
 		must(t, err)
 		w.going.Store(c.LocalAddr().String(), netip.AddrPortFrom(w.virtual(apiHost), at.Port()))
@@ -288,9 +288,13 @@ func TestOneKidCannotStarveAnother(t *testing.T) {
 		}
 		c.Close()
 	}
+	for range 30 {
+		ask()
+	}
 	waitUntil(t, "a flood", func() bool { return opened.Load() > 200 })
 	close(stop)
 	noisy.Wait()
+	ask()    // connections are taken in order: all of the noisy kid's are
 	w.stop() // tells what is not told yet
 	var recorded, records uint64
 	for _, r := range w.records.all() {

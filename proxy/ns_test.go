@@ -110,7 +110,7 @@ func (b *nsBox) serveNS(t *testing.T) {
 	dir := t.TempDir()
 	w.inspector.store(t, dir)
 	b.ca = filepath.Join(dir, "ca.pem")
-	ca, err := LoadCA(dir)
+	ca, err := LoadCA(dir, "")
 	must(t, err)
 	cfg := w.config(ca)
 	cfg.Gateway, cfg.OriginalDst, cfg.Mark = nsGateway, nil, nil

@@ -479,7 +479,7 @@ func TestLeavesAreCachedAndBounded(t *testing.T) {
 	if len(ca.leaves) != maxLeaves {
 		t.Errorf("%d leaves are kept", len(ca.leaves))
 	}
-	if _, err := LoadCA(t.TempDir()); err == nil || !strings.Contains(err.Error(), "tagout setup") {
+	if _, err := LoadCA(t.TempDir(), ""); err == nil || !strings.Contains(err.Error(), "tagout setup") {
 		t.Errorf("loading a CA that is not there: %v", err)
 	}
 }

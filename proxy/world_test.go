@@ -17,7 +17,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -28,6 +27,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tagout/internal/audit"
+	"tagout/internal/inspectca"
 	"tagout/internal/metrics"
 	"tagout/internal/policy"
 	"tagout/internal/session"
@@ -175,13 +175,10 @@ func (a *authority) pem() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw})
 }
 
-// store writes ca.pem and ca.key to dir, as `tagout setup` does.
+// store writes the CA to dir, as `tagout setup` does.
 func (a *authority) store(t testing.TB, dir string) {
 	t.Helper()
-	der, err := x509.MarshalPKCS8PrivateKey(a.key)
-	must(t, err)
-	must(t, os.WriteFile(filepath.Join(dir, "ca.pem"), a.pem(), 0o600))
-	must(t, os.WriteFile(filepath.Join(dir, "ca.key"), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), 0o600))
+	must(t, (&inspectca.CA{Cert: a.cert, Key: a.key}).Write(dir, "", -1, -1))
 }
 
 func (a *authority) issue(t testing.TB, names ...string) tls.Certificate {
@@ -219,7 +216,7 @@ func newWorld(t testing.TB, change ...func(*Config)) *world {
 	}
 	dir := t.TempDir()
 	w.inspector.store(t, dir)
-	ca, err := LoadCA(dir)
+	ca, err := LoadCA(dir, "")
 	must(t, err)
 	cfg := w.config(ca)
 	for _, f := range change {

@@ -32,7 +32,7 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 	if err != nil {
 		return err
 	}
-	ca, err := proxy.LoadCA(d.Inst.CADir())
+	ca, err := proxy.LoadCA(d.Inst.CADir(), os.Getenv("CREDENTIALS_DIRECTORY"))
 	if err != nil {
 		return err
 	}

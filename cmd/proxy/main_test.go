@@ -3,16 +3,9 @@ package main
 import (
 	"bytes"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
-	"math/big"
 	"net"
 	"net/http"
 	"net/netip"
@@ -29,6 +22,7 @@ import (
 	"tagout/internal/audit"
 	"tagout/internal/config"
 	"tagout/internal/control"
+	"tagout/internal/inspectca"
 	"tagout/internal/instance"
 	"tagout/internal/policy"
 	"tagout/internal/session"
@@ -81,21 +75,9 @@ func setUp(t *testing.T) instance.Instance {
 
 func writeCA(t *testing.T, dir string, uid int) {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	ca, err := inspectca.New("test", time.Now())
 	must(t, err)
-	tmpl := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}, IsCA: true, BasicConstraintsValid: true,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageCertSign,
-	}
-	cert, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
-	must(t, err)
-	der, err := x509.MarshalPKCS8PrivateKey(key)
-	must(t, err)
-	for name, block := range map[string]*pem.Block{"ca.pem": {Type: "CERTIFICATE", Bytes: cert}, "ca.key": {Type: "PRIVATE KEY", Bytes: der}} {
-		file := filepath.Join(dir, name)
-		must(t, os.WriteFile(file, pem.EncodeToMemory(block), 0o400))
-		must(t, os.Chown(file, uid, -1))
-	}
+	must(t, ca.Write(dir, "", uid, -1))
 }
 
 // start runs the proxy as its own user with the given ambient capabilities.

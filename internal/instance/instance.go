@@ -94,7 +94,7 @@ func (i Instance) RuncRoot() string { return filepath.Join(i.RunDir(), "runc") }
 // BoxConfig is the box's configuration as `tagout setup` installed it.
 func (i Instance) BoxConfig() string { return filepath.Join(i.StateDir(), "box.yaml") }
 
-// CADir holds the inspection CA: ca.pem is world-readable, ca.key belongs to the proxy alone.
+// CADir holds the inspection CA: ca.pem is world-readable, the rest belongs to the proxy alone.
 func (i Instance) CADir() string { return filepath.Join(i.StateDir(), "ca") }
 
 // CreddDir holds the vault, its identity and the revocation ledger; only credd can read it.

@@ -13,6 +13,7 @@ import (
 
 	"tagout/internal/cgroup"
 	"tagout/internal/doctor"
+	"tagout/internal/inspectca"
 	"tagout/internal/instance"
 	"tagout/internal/testroot"
 )
@@ -129,7 +130,8 @@ func TestSetupGivesEachItsOwn(t *testing.T) {
 		{i.TagDir(), 0o750, uid(instance.Killswitchd), gid},
 		{i.CreddDir(), 0o700, uid(instance.Credd), gid},
 		{i.CADir() + "/ca.pem", 0o644, 0, 0},
-		{i.CADir() + "/ca.key", 0o400, uid(instance.Proxy), gid},
+		{i.CADir() + "/ca.key.age", 0o400, uid(instance.Proxy), gid},
+		{i.CADir() + "/ca.identity", 0o400, uid(instance.Proxy), gid},
 		{i.BoxConfig(), 0o640, 0, gid},
 		{layout(t).V2(i.KidsCgroupRel()) + "/cgroup.kill", 0o200, uid(instance.Killswitchd), gid},
 		{layout(t).V2(i.KidsCgroupRel()) + "/cgroup.freeze", 0o644, uid(instance.Killswitchd), gid},
@@ -157,7 +159,7 @@ func TestSetupGivesEachItsOwn(t *testing.T) {
 func TestSetupAgainPutsRight(t *testing.T) {
 	b := boxes(t, "tbox2")
 	i := setup(t, b, "tbox2")
-	ca, rules := read(t, i.CADir()+"/ca.key"), save(t)
+	ca, rules := read(t, i.CADir()+"/ca.key.age"), save(t)
 	stale := filepath.Join(i.TagDir(), "old.json") // as of another slot, before a reboot
 	if err := os.WriteFile(stale, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -174,7 +176,7 @@ func TestSetupAgainPutsRight(t *testing.T) {
 	if again != i {
 		t.Errorf("another slot: %v, then %v", i, again)
 	}
-	if read(t, i.CADir()+"/ca.key") != ca {
+	if read(t, i.CADir()+"/ca.key.age") != ca {
 		t.Error("a CA that was good was replaced")
 	}
 	strip := func(s string) string { // other instances come and go
@@ -203,34 +205,39 @@ func TestSetupAgainPutsRight(t *testing.T) {
 func TestHalfWrittenCAIsReplaced(t *testing.T) {
 	b := boxes(t, "tbox3")
 	i := setup(t, b, "tbox3")
-	cert, key := caFiles(i)
+	cert, key, identity := inspectca.Files(i.CADir())
+	other := func(name string, made time.Time) func() error {
+		return func() error {
+			ca, err := inspectca.New(name, made)
+			return errors.Join(err, ca.Write(i.CADir(), "", i.UID(instance.Proxy), i.GroupID()))
+		}
+	}
+	good := func() error {
+		ca, err := inspectca.Load(i.CADir(), "")
+		if err != nil {
+			return err
+		}
+		return ca.Keep(caName(i), time.Now())
+	}
 	for name, breakIt := range map[string]func() error{
-		"half a key":     func() error { return os.Truncate(key, 20) },
-		"no certificate": func() error { return os.Remove(cert) },
-		"another's key":  func() error { _, k, _ := newCA("x", time.Now()); return os.WriteFile(key, k, 0o400) },
-		"about to expire": func() error {
-			c, k, _ := newCA(caName(i), time.Now().Add(-caLife+caSpare/2))
-			os.WriteFile(cert, c, 0o644)
-			return os.WriteFile(key, k, 0o400)
-		},
-		"another instance's": func() error {
-			c, k, _ := newCA("x", time.Now())
-			os.WriteFile(cert, c, 0o644)
-			return os.WriteFile(key, k, 0o400)
-		},
+		"half a key":         func() error { return os.Truncate(key, 20) },
+		"no certificate":     func() error { return os.Remove(cert) },
+		"no identity":        func() error { return os.Remove(identity) },
+		"about to expire":    other(caName(i), time.Now().Add(-350*24*time.Hour)),
+		"another instance's": other("x", time.Now()),
 	} {
 		t.Run(name, func(t *testing.T) {
-			if err := checkCA(cert, key, caName(i), time.Now()); err != nil {
+			if err := good(); err != nil {
 				t.Fatalf("before: %v", err)
 			}
 			if err := breakIt(); err != nil {
 				t.Fatal(err)
 			}
-			if err := checkCA(cert, key, caName(i), time.Now()); err == nil {
+			if good() == nil {
 				t.Error("the broken CA is taken for a good one")
 			}
 			setup(t, b, "tbox3")
-			if err := checkCA(cert, key, caName(i), time.Now()); err != nil {
+			if err := good(); err != nil {
 				t.Errorf("after: %v", err)
 			}
 		})
