@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"runtime"
 	"runtime/debug"
 
 	"golang.org/x/sys/unix"
@@ -12,6 +13,9 @@ import (
 const (
 	gcPercent   = 50
 	memoryLimit = 20 << 20 // bytes; a soft limit, see debug.SetMemoryLimit
+	// runs is how many goroutines may run at once. A write to cgroup.kill or to netlink is a system call that
+	// takes milliseconds; while it lasts, its processor is lost to the other layers until the runtime notices.
+	runs = 8
 )
 
 // harden keeps the process small, in memory, out of the OOM killer's way and out of reach of tracers. What a
@@ -19,6 +23,7 @@ const (
 func harden(log *slog.Logger) error {
 	debug.SetGCPercent(gcPercent)
 	debug.SetMemoryLimit(memoryLimit)
+	runtime.GOMAXPROCS(max(runs, runtime.GOMAXPROCS(0)))
 	lockMemory(log)
 	// Before the prctl, which makes our files in /proc root's.
 	// -900: killed after everything else but kernel threads and init's own protected ones. Lowering it needs

@@ -130,3 +130,27 @@ func TestRemoveRefusesTheRoot(t *testing.T) {
 		}
 	}
 }
+
+func TestSetWeight(t *testing.T) {
+	l, base := pureMachine(t)
+	file := filepath.Join(base, "tagout.x/kids/cpu.weight")
+	if err := os.WriteFile(file, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.SetWeight("/tagout.x/kids", 10000); err != nil {
+		t.Fatal(err)
+	}
+	if raw, err := os.ReadFile(file); err != nil || string(raw) != "10000" {
+		t.Errorf("cpu.weight holds %q, %v", raw, err)
+	}
+	if err := l.SetWeight("/tagout.x/none", 1); err == nil {
+		t.Error("no error where there is no such cgroup")
+	}
+	hybrid, err := parse(strings.NewReader(hybridMounts), "/nonexistent")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := hybrid.SetWeight("/tagout.x/kids", 1); err != nil {
+		t.Errorf("on a hybrid machine: %v", err)
+	}
+}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -52,6 +53,19 @@ func delegate(dir string) error {
 		if err := write(file, "+"+c); err != nil {
 			return fmt.Errorf("enabling %s below %s: is the controller there (cgroup.controllers) and is no process in that cgroup? %w", c, dir, err)
 		}
+	}
+	return nil
+}
+
+// SetWeight sets how much of the processors the cgroup rel gets beside its siblings when there is not enough for
+// all (cpu.weight: 1 to 10000, 100 by default). On a hybrid machine it does nothing: the v2 hierarchy has no
+// controllers there, and the daemons are in the v1 root.
+func (l Layout) SetWeight(rel string, weight int) error {
+	if l.Hybrid() {
+		return nil
+	}
+	if err := write(filepath.Join(l.V2(rel), "cpu.weight"), strconv.Itoa(weight)); err != nil {
+		return fmt.Errorf("setting the processor weight of cgroup %s: %w", rel, err)
 	}
 	return nil
 }

@@ -121,7 +121,7 @@ func (k *keeper) start() (*child, error) {
 		cmd.SysProcAttr.AmbientCaps = s.Caps
 	}
 	c := &child{cmd: cmd, logEnd: end, begun: time.Now(), exited: make(chan struct{})}
-	if err := startIn(cmd, s.Cgroup); err != nil {
+	if err := startIn(cmd, s.Cgroup, k.prepare); err != nil {
 		return nil, err
 	}
 	go func() {
@@ -133,6 +133,16 @@ func (k *keeper) start() (*child, error) {
 		return nil, fmt.Errorf("noting its pid: %w", err)
 	}
 	return c, nil
+}
+
+// prepare does what needs a privilege that the daemon itself does not have.
+func (k *keeper) prepare(pid int) {
+	if k.spec.Nice == 0 {
+		return
+	}
+	if err := favour(pid, k.spec.Nice); err != nil {
+		k.cfg.Log.Warn("the daemon runs without its priority: under load a stop may take longer", "daemon", k.spec.Name, "err", err)
+	}
 }
 
 // end stops one run: asks, waits, and then kills the whole cgroup.

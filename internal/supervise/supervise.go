@@ -30,6 +30,7 @@ type Spec struct {
 	UID     int
 	GID     int
 	Caps    []uintptr // ambient capabilities; ignored by root, who has them
+	Nice    int       // setpriority(2); below 0: before others. What a machine does not allow is gone without
 	Cgroup  string    // directory in the v2 hierarchy; must exist and belong to this daemon alone
 	Socket  string    // where GET /healthz is answered
 	LogFile string
@@ -63,6 +64,9 @@ func DefaultSpecs(inst instance.Instance, binDir string, cg Cgroups) []Spec {
 		instance.DNSFilter:   {unix.CAP_NET_BIND_SERVICE},
 		instance.Proxy:       {unix.CAP_NET_RAW}, // SO_MARK, since Linux 5.17 (socket(7))
 	}
+	// The two that a stop waits for must not queue behind hundreds of runnable processes of a kid: a credd that is
+	// late is killed, and with it die the tokens of every kid.
+	nice := map[string]int{instance.Killswitchd: -20, instance.Credd: -20}
 	var out []Spec
 	for _, d := range instance.Daemons() {
 		gid := inst.GroupID()
@@ -77,6 +81,7 @@ func DefaultSpecs(inst instance.Instance, binDir string, cg Cgroups) []Spec {
 			UID:     inst.UID(d),
 			GID:     gid,
 			Caps:    caps[d],
+			Nice:    nice[d],
 			Cgroup:  cg.V2(inst.DaemonCgroupRel(d)),
 			Socket:  inst.Socket(d),
 			LogFile: filepath.Join(inst.RunDir(), "log", d+".log"),

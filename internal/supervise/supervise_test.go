@@ -336,3 +336,43 @@ func TestUpWithoutSetup(t *testing.T) {
 		t.Errorf("Up = %v", err)
 	}
 }
+
+// TestFavouredDaemons: every thread of a daemon has its priority, and a neighbour without one has none.
+func TestFavouredDaemons(t *testing.T) {
+	b := newBox(t, "tsupn", 9, nil)
+	b.cfg.Specs[0].Nice = -20
+	b.up()
+	for name, want := range map[string]int{"a": -20, "b": 0} {
+		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", b.pid(name)))
+		if err != nil || len(tasks) < 2 {
+			t.Fatalf("threads %v, %v", tasks, err)
+		}
+		for _, task := range tasks {
+			tid, err := strconv.Atoi(filepath.Base(task))
+			if err != nil {
+				t.Fatal(err)
+			}
+			// The system call returns 20 less the nice value (getpriority(2), C library/kernel differences).
+			if got, err := unix.Getpriority(unix.PRIO_PROCESS, tid); err != nil || 20-got != want {
+				t.Errorf("thread %d of %s: nice %d, %v, want %d", tid, name, 20-got, err, want)
+			}
+		}
+		raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/autogroup", b.pid(name)))
+		if err == nil && !strings.HasSuffix(strings.TrimSpace(string(raw)), fmt.Sprintf("nice %d", want)) {
+			t.Errorf("autogroup of %s: %s", name, raw)
+		}
+	}
+}
+
+// TestAStopDoesNotQueueBehindKids: the two daemons that a stop waits for come before everything else.
+func TestAStopDoesNotQueueBehindKids(t *testing.T) {
+	inst, err := instance.New("tsupo", 9)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range DefaultSpecs(inst, "/bin", groups{}) {
+		if first := s.Name == instance.Killswitchd || s.Name == instance.Credd; first != (s.Nice < 0) {
+			t.Errorf("%s has nice %d", s.Name, s.Nice)
+		}
+	}
+}

@@ -29,6 +29,9 @@ func makeCgroups(_ context.Context, j *job) error {
 			return err
 		}
 	}
+	if err := weigh(j); err != nil {
+		return err
+	}
 	kids, credd := j.layout.V2(j.inst.KidsCgroupRel()), j.layout.V2(j.inst.DaemonCgroupRel(instance.Credd))
 	for _, file := range []string{
 		filepath.Join(kids, "cgroup.kill"), filepath.Join(kids, "cgroup.freeze"),
@@ -36,6 +39,23 @@ func makeCgroups(_ context.Context, j *job) error {
 	} {
 		if err := os.Chown(file, j.inst.UID(instance.Killswitchd), j.inst.GroupID()); err != nil {
 			return fmt.Errorf("giving killswitchd its switch: %w", err)
+		}
+	}
+	return nil
+}
+
+// mostWeight is the kernel's most.
+const mostWeight = 10000
+
+// weigh lets the daemons run before the kids, and the two that a stop waits for before the other daemons,
+// however many processes the kids have.
+func weigh(j *job) error {
+	for _, rel := range []string{
+		filepath.Dir(j.inst.DaemonCgroupRel(instance.Killswitchd)),
+		j.inst.DaemonCgroupRel(instance.Killswitchd), j.inst.DaemonCgroupRel(instance.Credd),
+	} {
+		if err := j.layout.SetWeight(rel, mostWeight); err != nil {
+			return err
 		}
 	}
 	return nil
