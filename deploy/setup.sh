@@ -11,7 +11,9 @@ want runc runc
 want iptables iptables
 case "${1:-}" in
 "") ;;
-test) ;;
+test)
+	want prometheus-alertmanager prometheus-alertmanager # alerts are tested against it
+	;;
 generate)
 	want clang clang
 	want llvm-strip llvm

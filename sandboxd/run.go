@@ -41,21 +41,20 @@ type Metrics interface {
 	kids.Metrics
 	Denied(code reason.Code, n uint64)
 	DenialsLost(n uint64)
-	AlertSent()
-	AlertFailed()
+	alert.Metrics
 }
 
 // Config is the daemon's configuration. Every field but AlertWebhook and Authorities is needed.
 type Config struct {
-	Inst         instance.Instance
-	Init         string // path of kid-init
-	AlertWebhook string // URL, empty: no alerts are sent
-	Authorities  []config.Authority
-	Kernel       Kernel
-	Denials      events.Source
-	Audit        Recorder
-	Metrics      Metrics
-	Log          *slog.Logger
+	Inst        instance.Instance
+	Init        string       // path of kid-init
+	Alerts      []alert.Sink // none: denied attempts are only logged
+	Authorities []config.Authority
+	Kernel      Kernel
+	Denials     events.Source
+	Audit       Recorder
+	Metrics     Metrics
+	Log         *slog.Logger
 }
 
 // Serve serves mux on the daemon's control socket until ctx ends; healthy says whether the daemon does all
@@ -76,6 +75,10 @@ func Run(ctx context.Context, cfg Config, serve Serve) error {
 	if err != nil {
 		return fmt.Errorf("starting sandboxd: %w", err)
 	}
+	follower, err := newFollower(cfg)
+	if err != nil {
+		return fmt.Errorf("starting sandboxd: %w", err)
+	}
 	reader := newReader(cfg, manager)
 	cfg.Kernel.BeforeForgetting(reader.Forget)
 	if err := manager.Recover(ctx); err != nil {
@@ -89,7 +92,7 @@ func Run(ctx context.Context, cfg Config, serve Serve) error {
 	defer cancel()
 	wg.Go(func() { manager.Run(ctx) })
 	wg.Go(func() { health.note(reader.Run(ctx)) })
-	wg.Go(func() { health.note(newFollower(cfg).Run(ctx)) })
+	wg.Go(func() { health.note(follower.Run(ctx)) })
 	mux := http.NewServeMux()
 	api.Register(mux, api.Config{Kids: manager, Plan: PlanFromCard, PlanEgress: EgressFromCard, MayGrant: mayGrant(cfg.Authorities)})
 	return serve(ctx, mux, health.err)
@@ -145,9 +148,9 @@ func newReader(cfg Config, manager *kids.Manager) *events.Reader {
 	})
 }
 
-func newFollower(cfg Config) *alert.Follower {
-	return alert.NewFollower(alert.Config{
-		Dir: cfg.Inst.AuditDir(), URL: cfg.AlertWebhook, Log: cfg.Log, Metrics: cfg.Metrics,
+func newFollower(cfg Config) (*alert.Follower, error) {
+	return alert.New(alert.Config{
+		Dir: cfg.Inst.AuditDir(), Sinks: cfg.Alerts, Log: cfg.Log, Audit: cfg.Audit, Metrics: cfg.Metrics,
 		Cursor: filepath.Join(cfg.Inst.StateDir(), instance.Sandboxd, "alerts.json"),
 	})
 }

@@ -27,7 +27,7 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 		return fmt.Errorf("finding kid-init: %w", err)
 	}
 	return sandboxd.Run(ctx, sandboxd.Config{
-		Inst: d.Inst, Init: filepath.Join(filepath.Dir(self), "kid-init"), AlertWebhook: d.Box.AlertWebhook, Authorities: d.Box.Authorities,
+		Inst: d.Inst, Init: filepath.Join(filepath.Dir(self), "kid-init"), Alerts: sinks(d.Box), Authorities: d.Box.Authorities,
 		Kernel: &kernel{maps: maps}, Denials: denials{maps}, Audit: d.Audit, Metrics: metrics.NewSandboxd(d.Metrics), Log: d.Log,
 	}, d.Serve)
 }

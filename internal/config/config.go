@@ -35,7 +35,8 @@ type Errors = yamlx.Problems
 type Box struct {
 	Resolvers     []netip.AddrPort  // never empty
 	UpstreamCAs   []string          // PEM files (absolute paths) trusted beside the system's
-	AlertWebhook  string            // http or https URL; empty: no alerts are sent
+	AlertWebhook  string            // http or https URL that gets alerts unsigned; empty: there is no such sink
+	Alerts        []Sink            // more receivers of alerts, each name once
 	MetricsListen map[string]string // daemon -> address:port, for those that also serve metrics over TCP
 	Authorities   []Authority       // each name once
 	DenySecrets   []string          // vault names (path.Match globs) that can never be granted, beside payment_*
@@ -75,6 +76,7 @@ type boxFile struct {
 	Resolvers     []string          `yaml:"resolvers"`
 	UpstreamCAs   []string          `yaml:"upstreamCAs,omitempty"`
 	AlertWebhook  string            `yaml:"alertWebhook,omitempty"`
+	Alerts        []sinkFile        `yaml:"alerts,omitempty"`
 	MetricsListen map[string]string `yaml:"metricsListen,omitempty"`
 	Authorities   []Authority       `yaml:"authorities,omitempty"`
 	DenySecrets   []string          `yaml:"denySecrets,omitempty"`
@@ -85,6 +87,9 @@ func (b *Box) Marshal() ([]byte, error) {
 	f := boxFile{
 		APIVersion: APIVersion, Kind: Kind, UpstreamCAs: b.UpstreamCAs, AlertWebhook: b.AlertWebhook,
 		MetricsListen: b.MetricsListen, Authorities: b.Authorities, DenySecrets: b.DenySecrets,
+	}
+	for _, s := range b.Alerts {
+		f.Alerts = append(f.Alerts, s.file())
 	}
 	for _, r := range b.Resolvers {
 		f.Resolvers = append(f.Resolvers, r.String())

@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 )
 
 const minimal = "apiVersion: tagout/v1\nkind: Box\nresolvers: [\"203.0.113.2:53\"]\n"
@@ -19,7 +20,7 @@ func TestExample(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(b.Resolvers) != 2 || len(b.MetricsListen) != 5 || len(b.UpstreamCAs) != 1 || b.AlertWebhook == "" || len(b.DenySecrets) != 2 {
+	if len(b.Resolvers) != 2 || len(b.MetricsListen) != 5 || len(b.UpstreamCAs) != 1 || b.AlertWebhook == "" || len(b.Alerts) != 3 || len(b.Sinks()) != 4 || len(b.DenySecrets) != 2 {
 		t.Errorf("%+v", b)
 	}
 	if !b.May("Ada Operator", RoleRelease) || !b.May("Night Watch", RoleStop) || b.May("Night Watch", RoleRelease) || b.May("Mallory", RoleStop) {
@@ -53,6 +54,12 @@ func TestRoundTrip(t *testing.T) {
 			MetricsListen: map[string]string{"proxy": "127.0.0.1:9101", "credd": "[::1]:9103"},
 			Authorities:   []Authority{{"Ada Operator", []string{"spawn", "stop"}}, {"null", []string{"release"}}, {"1234", []string{"grant"}}, {"yes", []string{"stop"}}},
 			DenySecrets:   []string{"*", "root_*", "[a-c]?"},
+			Alerts: []Sink{
+				{"ops", SinkWebhook, "https://alerts.example.com/t?a={b}", "/etc/tagout/key #1", time.Second, time.Minute, 16},
+				{"pager", SinkAlertmanager, "http://[::1]:9093/prefix", "", time.Hour, DefaultTimeout, 65536},
+				{"siem-1", SinkSyslog, "unix:///dev/log", "", 1500 * time.Millisecond, DefaultTimeout, DefaultQueue},
+				{"007", SinkSyslog, "tcp://[2001:db8::1]:601", "", DefaultWindow, DefaultTimeout, DefaultQueue},
+			},
 		},
 	} {
 		raw, err := want.Marshal()
@@ -96,6 +103,23 @@ func TestRefused(t *testing.T) {
 		"no name":              {"authorities: [{roles: [stop]}]", "name is missing in entry 1 of authorities"},
 		"same name":            {"authorities: [{name: Ada, roles: [stop]}, {name: Ada, roles: [grant]}]", "put all roles into one entry"},
 		"bad pattern":          {"denySecrets: [\"[\"]", "\"[\" is not a pattern"},
+		"alert without name":   {"alerts: [{webhook: \"https://a.example/\"}]", "4:10: name is missing in entry 1 of alerts"},
+		"alert name":           {"alerts: [{name: Ops, webhook: \"https://a.example/\"}]", "4:17: \"Ops\" cannot name a receiver"},
+		"alert name taken":     {"alerts: [{name: webhook, webhook: \"https://a.example/\"}]", "4:17: \"webhook\" is the name of the receiver that alertWebhook gives"},
+		"alert name twice":     {"alerts: [{name: a, syslog: \"udp://h:1\"}, {name: a, syslog: \"udp://h:1\"}]", "\"a\" is in this list already"},
+		"alert to nowhere":     {"alerts: [{name: a}]", "4:10: nothing says where the alerts go: write one of webhook, alertmanager, syslog"},
+		"alert to two":         {"alerts: [{name: a, webhook: \"https://a.example/\", syslog: \"udp://h:514\"}]", "4:59: a receiver cannot be both webhook and syslog"},
+		"alert key":            {"alerts: [{name: a, webhok: \"https://a.example/\", syslog: \"udp://h:514\"}]", "write `webhook:` instead"},
+		"alert URL":            {"alerts: [{name: a, alertmanager: \"127.0.0.1:9093\"}]", "4:34: alertmanager is not an http or https URL"},
+		"alert URL's secret":   {"alerts: [{name: a, webhook: \"https://user:hunter2@a.example/\"}]", "4:29: webhook has a user or a password in it"},
+		"inline secret":        {"alerts: [{name: a, webhook: \"https://a.example/\", secretFile: hunter2}]", "4:63: secretFile is not an absolute path"},
+		"syslog's secret":      {"alerts: [{name: a, syslog: \"udp://h:514\", secretFile: /x}]", "only a webhook's alerts are signed"},
+		"syslog scheme":        {"alerts: [{name: a, syslog: \"tls://h:514\"}]", "4:28: \"tls://h:514\" is not an address of a syslog receiver"},
+		"syslog port":          {"alerts: [{name: a, syslog: \"udp://h\"}]", "4:28: \"udp://h\" is not a host and a port"},
+		"syslog path":          {"alerts: [{name: a, syslog: \"unix://dev/log\"}]", "4:28: \"unix://dev/log\" is not the path of a socket"},
+		"alert window":         {"alerts: [{name: a, syslog: \"udp://h:514\", window: 10ms}]", "window is \"10ms\": write a time from 1s to 1h0m0s"},
+		"alert timeout":        {"alerts: [{name: a, syslog: \"udp://h:514\", timeout: soon}]", "timeout is \"soon\""},
+		"alert queue":          {"alerts: [{name: a, syslog: \"udp://h:514\", queue: 1}]", "queue is 1: write a number from 16 to 65536"},
 		"resolvers twice":      {"resolvers: []", "4:1: resolvers is there already, in line 3"},
 	} {
 		b, err := Parse("box.yaml", []byte(minimal+c.add+"\n"))

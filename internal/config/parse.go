@@ -19,6 +19,7 @@ var (
 		{Name: "resolvers", Example: `["192.0.2.53:53"]`},
 		{Name: "upstreamCAs", Example: "[/etc/tagout/extra-ca.pem]"},
 		{Name: "alertWebhook", Example: "https://alerts.example.com/tagout"},
+		{Name: "alerts", Example: `[{name: ops, webhook: "https://alerts.example.com/tagout"}]`},
 		{Name: "metricsListen", Example: `{proxy: "127.0.0.1:9101"}`},
 		{Name: "authorities", Example: `[{name: "Ada Operator", roles: [stop, release]}]`},
 		{Name: "denySecrets", Example: "[root_*]"},
@@ -39,7 +40,8 @@ func Parse(file string, data []byte) (*Box, error) {
 	b := &Box{
 		Resolvers:     readResolvers(m.Need("resolvers")),
 		UpstreamCAs:   readFiles(m.Get("upstreamCAs")),
-		AlertWebhook:  readWebhook(m.Get("alertWebhook")),
+		AlertWebhook:  readURL(m.Get("alertWebhook"), "alertWebhook", "https://alerts.example.com/tagout"),
+		Alerts:        readSinks(m.Get("alerts")),
 		MetricsListen: readListen(m.Get("metricsListen")),
 		Authorities:   readAuthorities(m.Get("authorities")),
 		DenySecrets:   readGlobs(m.Get("denySecrets")),
@@ -99,8 +101,8 @@ func readFiles(v yamlx.Value) []string {
 	return out
 }
 
-// readWebhook never quotes the URL: its path is often a secret.
-func readWebhook(v yamlx.Value) string {
+// readURL never quotes the URL: its path is often a secret.
+func readURL(v yamlx.Value, key, example string) string {
 	s, ok := v.Text()
 	if !ok {
 		return ""
@@ -108,11 +110,11 @@ func readWebhook(v yamlx.Value) string {
 	u, err := url.Parse(s)
 	switch {
 	case err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https":
-		v.Refuse("write a whole URL, such as `https://alerts.example.com/tagout`, or remove the key", "alertWebhook is not an http or https URL")
+		v.Refuse("write a whole URL, such as `"+example+"`, or remove the key", "%s is not an http or https URL", key)
 	case u.User != nil:
-		v.Refuse("put the secret into the URL's path instead", "alertWebhook has a user or a password in it")
+		v.Refuse("put the secret into the URL's path instead", "%s has a user or a password in it", key)
 	case u.Fragment != "":
-		v.Refuse("remove what follows the #", "alertWebhook has a fragment, which is never sent")
+		v.Refuse("remove what follows the #", "%s has a fragment, which is never sent", key)
 	}
 	return s
 }

@@ -10,11 +10,13 @@ import (
 
 // Sandboxd counts what sandboxd does. Make one with NewSandboxd.
 type Sandboxd struct {
-	spawns, stages         *prometheus.HistogramVec
-	destroyed, denied      *prometheus.CounterVec
-	execs                  *prometheus.HistogramVec
-	lost, alerts, alertErr prometheus.Counter
-	kids                   prometheus.Gauge
+	spawns, stages              *prometheus.HistogramVec
+	destroyed, denied           *prometheus.CounterVec
+	execs                       *prometheus.HistogramVec
+	lost                        prometheus.Counter
+	alerts, alertErr, alertDrop *prometheus.CounterVec
+	alertWait                   *prometheus.GaugeVec
+	kids                        prometheus.Gauge
 }
 
 // NewSandboxd registers sandboxd's metrics in r.
@@ -35,10 +37,14 @@ func NewSandboxd(r *Registry) *Sandboxd {
 			Name: "tagout_sandboxd_exec_seconds", Help: "Time that commands ran.", Buckets: []float64{.01, .05, .1, .5, 1, 10, 60, 600}}, []string{"result"}),
 		lost: f.NewCounter(prometheus.CounterOpts{
 			Name: "tagout_sandboxd_denials_lost_total", Help: "Denials that found the kernel's event ring full; a flood's records have their number."}),
-		alerts: f.NewCounter(prometheus.CounterOpts{
-			Name: "tagout_sandboxd_alerts_sent_total", Help: "Alerts that the webhook took."}),
-		alertErr: f.NewCounter(prometheus.CounterOpts{
-			Name: "tagout_sandboxd_alert_failures_total", Help: "Attempts to send an alert that failed; each is tried again."}),
+		alerts: f.NewCounterVec(prometheus.CounterOpts{
+			Name: "tagout_sandboxd_alerts_sent_total", Help: "Alerts that a receiver took, summaries of repeats among them."}, []string{"sink"}),
+		alertErr: f.NewCounterVec(prometheus.CounterOpts{
+			Name: "tagout_sandboxd_alert_failures_total", Help: "Attempts to send an alert that failed; each is tried again."}, []string{"sink"}),
+		alertDrop: f.NewCounterVec(prometheus.CounterOpts{
+			Name: "tagout_sandboxd_alerts_dropped_total", Help: "Denied attempts that a receiver will never be told of: its queue was full, or it refused them."}, []string{"sink"}),
+		alertWait: f.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "tagout_sandboxd_alert_queue", Help: "Alerts that wait for a receiver, the one being sent among them."}, []string{"sink"}),
 		kids: f.NewGauge(prometheus.GaugeOpts{Name: "tagout_sandboxd_kids", Help: "Kids, whatever state they are in."}),
 	}
 }
@@ -73,7 +79,17 @@ func (s *Sandboxd) Denied(code reason.Code, n uint64) {
 func (s *Sandboxd) DenialsLost(n uint64) { s.lost.Add(float64(n)) }
 
 // AlertSent adds one alert that was delivered.
-func (s *Sandboxd) AlertSent() { s.alerts.Inc() }
+func (s *Sandboxd) AlertSent(sink string) { s.alerts.WithLabelValues(sink).Inc() }
 
 // AlertFailed adds one attempt to deliver an alert that failed.
-func (s *Sandboxd) AlertFailed() { s.alertErr.Inc() }
+func (s *Sandboxd) AlertFailed(sink string) { s.alertErr.WithLabelValues(sink).Inc() }
+
+// AlertsDropped adds n denied attempts that a receiver will never be told of.
+func (s *Sandboxd) AlertsDropped(sink string, n uint64) {
+	s.alertDrop.WithLabelValues(sink).Add(float64(n))
+}
+
+// AlertsWaiting sets how many alerts wait for a receiver.
+func (s *Sandboxd) AlertsWaiting(sink string, alerts int) {
+	s.alertWait.WithLabelValues(sink).Set(float64(alerts))
+}

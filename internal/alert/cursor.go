@@ -1,0 +1,67 @@
+package alert
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+)
+
+const cursorVersion = 2
+
+// cursor is what is kept across restarts.
+type cursor struct {
+	Version int                         `json:"v"`
+	Read    map[string]mark             `json:"read"`  // log -> how far it was read
+	Sinks   map[string]map[string]int64 `json:"sinks"` // sink -> log -> everything before it was delivered or dropped
+}
+
+// loadCursor returns an empty cursor where there is no file or where it cannot be used, the latter with an
+// error.
+func loadCursor(path string) (cursor, error) {
+	none := cursor{Read: map[string]mark{}}
+	raw, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return none, nil
+	}
+	if err != nil {
+		return none, err
+	}
+	var c cursor
+	if err := json.Unmarshal(raw, &c); err == nil && c.Version == cursorVersion && c.Read != nil {
+		return c, nil
+	}
+	var first map[string]int64 // version 1: one webhook's positions
+	if err := json.Unmarshal(raw, &first); err != nil {
+		return none, fmt.Errorf("%s is no cursor: %w", path, err)
+	}
+	for log, pos := range first {
+		none.Read[log] = mark{Pos: pos}
+	}
+	return none, nil
+}
+
+// start returns where a sink begins. One that is new begins where the others have read to, not with the past.
+func (c cursor) start(sink string) map[string]int64 {
+	out := map[string]int64{}
+	for log, m := range c.Read {
+		out[log] = m.Pos
+	}
+	for log, pos := range c.Sinks[sink] {
+		out[log] = pos
+	}
+	return out
+}
+
+func (c cursor) save(path string) error {
+	raw, err := json.Marshal(c)
+	if err != nil {
+		return err
+	}
+	tmp := path + ".new"
+	if err := os.WriteFile(tmp, raw, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(tmp, path)
+}
