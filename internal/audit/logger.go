@@ -48,7 +48,8 @@ type Logger struct {
 	stop   chan struct{}
 	done   chan struct{}
 	closed atomic.Bool
-	lost   atomic.Uint64 // records that did not get into the queue, not yet told in a gap record
+	lost   atomic.Uint64         // records that did not get into the queue, not yet told in a gap record
+	failed atomic.Pointer[error] // why the last write failed; nil where it did not
 
 	f    file  // writer goroutine only
 	good int64 // writer goroutine only: length of the file up to the last whole record
@@ -102,6 +103,15 @@ func (l *Logger) Log(r Record) {
 	default:
 		l.lost.Add(1)
 	}
+}
+
+// Err is why the log takes no records at the moment: the last attempt to write failed and none has succeeded since.
+// Records wait meanwhile, as Log says. It is nil where all is well.
+func (l *Logger) Err() error {
+	if p := l.failed.Load(); p != nil {
+		return *p
+	}
+	return nil
 }
 
 // AddSecret makes the logger replace value, and its usual encodings, in every record from now on.
@@ -239,8 +249,11 @@ func (l *Logger) appendOnce(batch *bytes.Buffer) error {
 		if n > 0 {
 			err = errors.Join(err, l.f.Truncate(l.good))
 		}
-		return fmt.Errorf("writing the audit log: %w", err)
+		err = fmt.Errorf("writing the audit log: %w", err)
+		l.failed.Store(&err)
+		return err
 	}
+	l.failed.Store(nil)
 	l.good += int64(n)
 	batch.Reset()
 	return nil

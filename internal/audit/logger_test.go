@@ -127,11 +127,20 @@ func TestFullDiskNeverBlocksAndLosesNoCount(t *testing.T) {
 	if d := time.Since(begin); d > 5*time.Second {
 		t.Fatalf("logging to a full disk took %v", d)
 	}
+	for l.Err() == nil {
+		if time.Since(begin) > 10*time.Second {
+			t.Fatal("the log does not say that the disk refuses")
+		}
+		<-f.failed
+	}
 	f.setFull(false)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	if err := l.Sync(ctx); err != nil {
 		t.Fatal(err)
+	}
+	if err := l.Err(); err != nil {
+		t.Errorf("all is written, and the log says %v", err)
 	}
 	l.Close()
 	var kept, lost uint64

@@ -52,6 +52,8 @@ type Kernel interface {
 	Withdraw(e Entry) error
 	// SetPorts makes ports the session's TCP ports. Ports that stay are never closed in between.
 	SetPorts(mark uint32, ports []uint16) error
+	// Sweep removes the entries of every session whose mark keep does not want.
+	Sweep(keep func(mark uint32) bool) error
 	// Stopped says whether the session's entry is there and says stopped.
 	Stopped(mark uint32) (bool, error)
 }
@@ -92,8 +94,12 @@ type Cgroups interface {
 	Remove(ctx context.Context, rel string) error
 }
 
-// Recorder is the audit log. Log must not block.
-type Recorder interface{ Log(audit.Record) }
+// Recorder is the audit log. Neither method may block.
+type Recorder interface {
+	Log(audit.Record)
+	// Err is why the log takes no records at the moment, nil where it does.
+	Err() error
+}
 
 // Metrics is what the manager reports to.
 type Metrics interface {

@@ -86,7 +86,7 @@ func execFields(r wire.ExecRequest, exit *wire.ExecExit) map[string]string {
 
 // admitExec finds the kid and says whether the command may run in it.
 func (m *Manager) admitExec(ctx context.Context, name string, r wire.ExecRequest) (*kid, error) {
-	if err := checkExec(r); err != nil {
+	if err := errors.Join(checkExec(r), m.canRecord()); err != nil {
 		return nil, err
 	}
 	m.mu.Lock()

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -164,6 +165,16 @@ func (g *guards) Withdraw(e Entry) error {
 	return nil
 }
 
+func (g *guards) Sweep(keep func(mark uint32) bool) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if err := g.called("sweep"); err != nil {
+		return err
+	}
+	maps.DeleteFunc(g.entries, func(mark uint32, _ Entry) bool { return !keep(mark) })
+	return nil
+}
+
 func (g *guards) Stopped(mark uint32) (bool, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -242,6 +253,13 @@ func (nullMetrics) Kids(int)                        {}
 type records struct {
 	mu  sync.Mutex
 	all []audit.Record
+	err error // what Err says
+}
+
+func (r *records) Err() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.err
 }
 
 func (r *records) Log(rec audit.Record) {

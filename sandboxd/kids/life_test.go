@@ -291,8 +291,65 @@ func TestDestroyEndsASpawn(t *testing.T) {
 	if err := b.Destroy(t.Context(), "k1", "test", ""); err != nil {
 		t.Fatal(err)
 	}
-	if err := <-spawned; err == nil {
-		t.Error("the spawn succeeded although its kid was destroyed")
+	if err := <-spawned; KindOf(err) != Conflict || !strings.Contains(err.Error(), "it was destroyed") {
+		t.Errorf("the spawn whose kid was destroyed: %v", err)
+	}
+	b.wantNothingLeft()
+}
+
+// TestASpawnThatIsCutSaysWhy: a stop or a caller that goes away shows as a step that fails, or not at all. The
+// answer names the cause, and there is no kid.
+func TestASpawnThatIsCutSaysWhy(t *testing.T) {
+	for name, tc := range map[string]struct {
+		step string
+		kind Kind
+		want string
+	}{
+		"stopped":              {"create", Tagged, "was stopped before it was up"},
+		"caller gone":          {"create", Conflict, "went away"},
+		"caller gone, at last": {"start", Conflict, "went away"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBox(t, "tsbcut")
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			b.fault = func(step string, done bool) error {
+				if step != tc.step || !done {
+					return nil
+				}
+				if tc.kind == Tagged {
+					b.guards.tag(wire.Tag{Stop: "01X", Scope: wire.Scope{Kid: "k1"}})
+					return errors.New("runc was killed")
+				}
+				cancel()
+				return nil
+			}
+			_, err := b.Spawn(ctx, Request{Name: "k1", Plan: plan()})
+			if KindOf(err) != tc.kind || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("%v", err)
+			}
+			b.wantNothingLeft()
+		})
+	}
+}
+
+// TestNothingRunsUnrecorded (invariant 7): while the audit log takes no records, nothing new runs, and what runs
+// can be destroyed.
+func TestNothingRunsUnrecorded(t *testing.T) {
+	b := newBox(t, "tsbfull")
+	b.spawn("k1", plan())
+	b.audit.mu.Lock()
+	b.audit.err = syscall.ENOSPC
+	b.audit.mu.Unlock()
+	_, err := b.Spawn(t.Context(), Request{Name: "k2", Plan: plan()})
+	if KindOf(err) != Capacity || !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("spawn: %v", err)
+	}
+	if _, err := runExec(t.Context(), b.Manager, "k1", wire.ExecRequest{Argv: []string{"true"}}); KindOf(err) != Capacity {
+		t.Errorf("exec: %v", err)
+	}
+	if err := b.Destroy(t.Context(), "k1", "test", ""); err != nil {
+		t.Error(err)
 	}
 	b.wantNothingLeft()
 }
@@ -316,10 +373,12 @@ func TestMarksAreNeverUsedAgain(t *testing.T) {
 			seen[n] = true
 		}
 	}
-	if err := os.WriteFile(path, []byte("12garbage"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := openSequence(path); err == nil {
-		t.Error("a half-written counter: no error")
+	for _, torn := range []string{"12garbage", "", "1", "12", "0\n", "\x00\x00\n"} {
+		if err := os.WriteFile(path, []byte(torn), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := openSequence(path); err == nil {
+			t.Errorf("a half-written counter %q: no error", torn)
+		}
 	}
 }

@@ -44,8 +44,28 @@ func (m *Manager) Recover(ctx context.Context) error {
 		cancel()
 		k.life.Unlock()
 	}
-	errs = append(errs, m.removeStrayLinks())
+	errs = append(errs, m.removeStrayLinks(), m.sweepKernel())
 	return errors.Join(errs...)
+}
+
+// sweepKernel makes the kernel forget what belongs to no kid that is known: where a record was lost, nobody can
+// say any more which entries were the kid's. It also puts the counter of marks past every mark in use, should the
+// counter's own file have been lost.
+func (m *Manager) sweepKernel() error {
+	m.mu.Lock()
+	kept := map[uint32]bool{}
+	for _, k := range m.kids {
+		mark := k.rec.Session.Mark
+		kept[mark] = true
+		if m.cfg.Inst.OwnsMark(mark) {
+			m.seq.pass(mark - m.cfg.Inst.BoxMark())
+		}
+	}
+	m.mu.Unlock()
+	if err := m.cfg.Kernel.Sweep(func(mark uint32) bool { return kept[mark] }); err != nil {
+		return fmt.Errorf("making the kernel forget what belongs to no kid: %w", err)
+	}
+	return nil
 }
 
 // traces returns the names of all kids that left anything: a directory, a session document, a container, a

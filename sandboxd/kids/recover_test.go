@@ -105,6 +105,10 @@ func TestKilledSandboxdIsSucceeded(t *testing.T) {
 	if r := b.sh("whole", "echo $API_KEY $GREETING"); r.stdout.String() != "tgo_"+strings.Repeat("a", 32)+" hello\n" {
 		t.Errorf("exec in the adopted kid: %q %q", r.stdout.String(), r.stderr.String())
 	}
+	b.seq.next, b.seq.reserved = 1, 1+sequenceBlock // as if the counter's file had been lost
+	if err := b.Recover(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	k := b.spawn("next", plan())
 	if k.Mark == doc.Mark || k.Addr == doc.Addr {
 		t.Errorf("the next kid shares mark or address with the adopted one: %+v", k)
@@ -120,8 +124,11 @@ func TestKilledSandboxdIsSucceeded(t *testing.T) {
 // TestWhatIsNotUnderstoodIsReclaimed damages the adopted kid's files in every way.
 func TestWhatIsNotUnderstoodIsReclaimed(t *testing.T) {
 	for name, damage := range map[string]func(b *box) error{
-		"half-written record":   func(b *box) error { return os.Truncate(filepath.Join(b.inst.KidDir("whole"), recordName), 20) },
-		"no record":             func(b *box) error { return os.Remove(filepath.Join(b.inst.KidDir("whole"), recordName)) },
+		"half-written record": func(b *box) error { return os.Truncate(filepath.Join(b.inst.KidDir("whole"), recordName), 20) },
+		"no record":           func(b *box) error { return os.Remove(filepath.Join(b.inst.KidDir("whole"), recordName)) },
+		"nothing known": func(b *box) error {
+			return errors.Join(os.Remove(filepath.Join(b.inst.KidDir("whole"), recordName)), b.store.Delete("whole"))
+		},
 		"half-written document": func(b *box) error { return os.Truncate(filepath.Join(b.inst.SessionDir(), "whole.json"), 20) },
 		"no document":           func(b *box) error { return b.store.Delete("whole") },
 		"no processes":          func(b *box) error { return cgroup.Kill(b.layout.V2(b.cgroupRel("whole"))) },
@@ -129,6 +136,11 @@ func TestWhatIsNotUnderstoodIsReclaimed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newBox(t, "tsbrecl")
 			doom(t, b)
+			doc, err := b.store.Get("whole")
+			if err != nil {
+				t.Fatal(err)
+			}
+			b.guards.entries[doc.Mark] = Entry{Mark: doc.Mark} // what the dead sandboxd told the kernel
 			if err := damage(b); err != nil {
 				t.Fatal(err)
 			}

@@ -33,9 +33,11 @@ func openSequence(path string) (*sequence, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the session counter: %w", err)
 	}
-	n, err := strconv.ParseUint(strings.TrimSpace(string(raw)), 10, 32)
-	if err != nil || n == 0 {
-		return nil, fmt.Errorf("reading the session counter: %s holds %q: write a number into it that is larger than any session's so far", path, raw)
+	// Without its line end the number may be the beginning of a longer one.
+	text, whole := strings.CutSuffix(string(raw), "\n")
+	n, err := strconv.ParseUint(text, 10, 32)
+	if err != nil || n == 0 || !whole {
+		return nil, fmt.Errorf("reading the session counter: %s holds %q: write a line into it with a number that is larger than any session's so far, up to %d", path, raw, sequenceEnd)
 	}
 	s.next, s.reserved = uint32(n), uint32(n)
 	return s, nil
@@ -54,6 +56,13 @@ func (s *sequence) take() (uint32, error) {
 	n := s.next
 	s.next++
 	return n, nil
+}
+
+// pass puts the counter past n, which is in use.
+func (s *sequence) pass(n uint32) {
+	if n >= s.next {
+		s.next = n + 1
+	}
 }
 
 func (s *sequence) reserve(upTo uint32) error {

@@ -2,6 +2,7 @@ package kids
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -39,7 +40,7 @@ func (m *Manager) steps() []step {
 // taken back.
 func (m *Manager) Spawn(ctx context.Context, r Request) (wire.Kid, error) {
 	began := time.Now()
-	if err := m.checkRequest(r); err != nil {
+	if err := errors.Join(m.checkRequest(r), m.canRecord()); err != nil {
 		return m.refused(r, "", began, err)
 	}
 	// Asked before anything is made, and again when everything is there and nothing runs yet.
@@ -57,7 +58,7 @@ func (m *Manager) Spawn(ctx context.Context, r Request) (wire.Kid, error) {
 	m.setCancel(k, cancel)
 	timings := map[string]time.Duration{"ask": cleared, "claim": time.Since(began) - cleared}
 	if err := m.runSteps(ctx, k, timings); err != nil {
-		return m.refused(r, k.name, began, m.rollback(ctx, k, err))
+		return m.refused(r, k.name, began, m.rollback(ctx, k, m.whyCut(ctx, k, err)))
 	}
 	took := time.Since(began)
 	timings["total"] = took
@@ -77,6 +78,14 @@ func (m *Manager) Spawn(ctx context.Context, r Request) (wire.Kid, error) {
 	return view, nil
 }
 
+// canRecord refuses what could not be recorded.
+func (m *Manager) canRecord() error {
+	if err := m.cfg.Audit.Err(); err != nil {
+		return refuse(Capacity, reason.Capacity, "the audit log takes no records, and nothing runs that is not recorded: make room for it: %w", err)
+	}
+	return nil
+}
+
 // setCancel lets a destroy end a spawn that is under way.
 func (m *Manager) setCancel(k *kid, cancel func()) {
 	m.mu.Lock()
@@ -87,7 +96,7 @@ func (m *Manager) setCancel(k *kid, cancel func()) {
 func (m *Manager) runSteps(ctx context.Context, k *kid, timings map[string]time.Duration) error {
 	for _, s := range m.steps() {
 		if err := ctx.Err(); err != nil {
-			return refuse(Conflict, reason.OK, "the spawn was taken back before step %s: %w", s.name, err)
+			return err
 		}
 		began := time.Now()
 		if err := m.injected(s.name, false); err != nil {
@@ -102,7 +111,18 @@ func (m *Manager) runSteps(ctx context.Context, k *kid, timings map[string]time.
 		timings[s.name] = time.Since(began)
 		m.cfg.Metrics.Stage(s.name, timings[s.name])
 	}
-	return nil
+	return ctx.Err() // nobody is left to be told that there is a kid
+}
+
+// whyCut says why a spawn ended early, where that was meant: what broke is then only how it showed.
+func (m *Manager) whyCut(ctx context.Context, k *kid, err error) error {
+	switch {
+	case ctx.Err() != nil:
+		return refuse(Conflict, reason.OK, "kid %s was taken back before it was up: it was destroyed, or whoever asked for it went away", k.name)
+	case KindOf(err) != Tagged && m.isStopped(ctx, k):
+		return refuse(Tagged, reason.Stopped, "kid %s was stopped before it was up: `tagout tags` shows by whom: %w", k.name, err)
+	}
+	return err
 }
 
 // injected is where tests make a step fail: before it ran, or after it took effect.

@@ -1,0 +1,49 @@
+package bpf
+
+import (
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// entries counts what the maps hold beside what they hold from the start.
+func (m *Maps) entries(t *testing.T) map[string]int {
+	t.Helper()
+	out := map[string]int{}
+	for _, name := range []string{tagoutMapKidCgroups, tagoutMapKidLinks, tagoutMapPorts, tagoutMapSessions, tagoutMapStopped, tagoutMapCounters} {
+		table, err := m.table(name)
+		must(t, err)
+		var key, value []byte
+		it := table.Iterate()
+		for it.Next(&key, &value) {
+			out[name]++
+		}
+		must(t, it.Err())
+	}
+	return out
+}
+
+func TestSweepForgetsWhatIsNotKept(t *testing.T) {
+	s, m := installed(t, "tbpfsweep")
+	must(t, m.PutKid(0, 4321, tMark))
+	kept := m.entries(t)
+	const lost = tMark + 1
+	must(t, m.PutSession(lost, SessionEntry{State: StateActive, Addr: tKid.Next()}))
+	must(t, m.PutKid(cgroupID(t, s.kid)+1, 4322, lost))
+	must(t, m.AllowPort(lost, unix.IPPROTO_TCP, tPort))
+	must(t, m.StopSession(lost))
+	must(t, m.Sweep(func(mark uint32) bool { return mark == tMark }))
+	after := m.entries(t)
+	for name := range after {
+		if after[name] != kept[name] {
+			t.Errorf("%s holds %d entries, want %d", name, after[name], kept[name])
+		}
+	}
+	if e, err := m.Session(tMark); err != nil || e.State != StateActive {
+		t.Errorf("the session that was kept: %+v, %v", e, err)
+	}
+	must(t, m.Sweep(func(uint32) bool { return false }))
+	if left := m.entries(t); left[tagoutMapCounters] != 2 || len(left) != 1 {
+		t.Errorf("left, beside the counters of the box and of nobody: %v", left)
+	}
+}
