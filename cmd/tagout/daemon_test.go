@@ -174,6 +174,19 @@ func TestAnInterruptedRunLeavesNoKid(t *testing.T) {
 	}
 }
 
+// TestStatusPassesWarningsOn: a daemon may serve and still have something to say, such as that the disk is full.
+func TestStatusPassesWarningsOn(t *testing.T) {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		control.Reply(w, wire.Health{Status: "ok", Warning: "writing the audit log: no space left on device"})
+	})
+	serve(t, "tcli6", instance.Killswitchd, mux)
+	code, out, _ := tagout("--instance", "tcli6", "status")
+	if want := "killswitchd  healthy, but writing the audit log: no space left on device\n"; code != 4 || !strings.HasPrefix(out, want) {
+		t.Errorf("%d, %q", code, out)
+	}
+}
+
 // TestASilentKillswitchdIsNamed: an order that nobody takes up does not hang without a word.
 func TestASilentKillswitchdIsNamed(t *testing.T) {
 	mux := http.NewServeMux()

@@ -25,7 +25,7 @@ type status struct {
 
 type daemonStatus struct {
 	Healthy bool   `json:"healthy"`
-	Detail  string `json:"detail,omitempty"`
+	Detail  string `json:"detail,omitempty"` // why not, or what is wrong all the same
 }
 
 type layerStatus = wire.LayerStatus
@@ -58,9 +58,10 @@ func (a *app) status(cmd *cobra.Command) (status, error) {
 	var sick error
 	for _, d := range instance.Daemons() {
 		ctx, cancel := context.WithTimeout(cmd.Context(), healthLimit)
-		err := a.callWith(ctx, d, http.MethodGet, "/healthz", nil, nil)
+		var health wire.Health
+		err := a.callWith(ctx, d, http.MethodGet, "/healthz", nil, &health)
 		cancel()
-		s.Daemons[d] = daemonStatus{Healthy: err == nil}
+		s.Daemons[d] = daemonStatus{Healthy: err == nil, Detail: health.Warning}
 		if err != nil {
 			s.Daemons[d] = daemonStatus{Detail: err.Error()}
 			sick = errors.Join(sick, errors.New(d))
@@ -88,8 +89,11 @@ func (a *app) status(cmd *cobra.Command) (status, error) {
 func (a *app) printStatus(s status) {
 	for _, d := range instance.Daemons() {
 		word := "healthy"
-		if !s.Daemons[d].Healthy {
-			word = "NOT HEALTHY: " + s.Daemons[d].Detail
+		switch detail := s.Daemons[d].Detail; {
+		case !s.Daemons[d].Healthy:
+			word = "NOT HEALTHY: " + detail
+		case detail != "":
+			word = "healthy, but " + detail
 		}
 		a.printf("%-12s %s\n", d, word)
 	}

@@ -25,6 +25,7 @@ import (
 	"tagout/internal/instance"
 	"tagout/internal/metrics"
 	"tagout/internal/reason"
+	"tagout/internal/wire"
 )
 
 // Exit codes of every daemon.
@@ -147,7 +148,11 @@ func (d *Daemon) Serve(ctx context.Context, mux *http.ServeMux, healthy func() e
 			control.Refuse(w, http.StatusServiceUnavailable, reason.OK, err.Error())
 			return
 		}
-		control.Reply(w, map[string]string{"status": "ok"})
+		health := wire.Health{Status: "ok"}
+		if err := d.Audit.Err(); err != nil { // the daemon does what it should, and the operator should know
+			health.Warning = err.Error()
+		}
+		control.Reply(w, health)
 	})
 	mux.Handle("GET /metrics", d.Metrics.Handler())
 	l, err := control.Listen(d.Inst.Socket(d.Name), d.Inst.GroupID())

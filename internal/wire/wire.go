@@ -1,7 +1,7 @@
 // Package wire holds the JSON bodies that Tagout's daemons and its CLI exchange over unix sockets. It holds
 // types only. The routes:
 //
-//	every daemon   GET    /healthz                 200 while serving, 503 with a Problem otherwise
+//	every daemon   GET    /healthz                 200 Health while serving, 503 with a Problem otherwise
 //	               GET    /metrics                 Prometheus text format
 //	proxy,         PUT    /v1/sessions/{kid}       session.Session -> Ack; only sandboxd (uid 0)
 //	dnsfilter      DELETE /v1/sessions/{kid}       cuts what is open; idempotent
@@ -36,6 +36,12 @@ import (
 
 	"tagout/internal/reason"
 )
+
+// Health is the answer of a daemon that is healthy.
+type Health struct {
+	Status  string `json:"status"`            // "ok"
+	Warning string `json:"warning,omitempty"` // what is wrong all the same
+}
 
 // Problem is an RFC 9457 problem body; every refusal on every socket has this form.
 type Problem struct {
