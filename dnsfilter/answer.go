@@ -192,6 +192,10 @@ func (f *Filter) lookup(k *kid, q dns.Question) *answer {
 		return a
 	}
 	a := &answer{name: name, rule: d.Rule.Line}
+	if err := checkWildcard(name, d.Rule.Host); err != nil { // whatever the type: one answer for one name
+		a.rcode, a.code, a.detail = dns.RcodeRefused, reason.WildcardLimit, err.Error()
+		return a
+	}
 	switch q.Qtype {
 	case dns.TypeA:
 		addr, code, err := k.address(name)

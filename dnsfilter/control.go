@@ -16,6 +16,7 @@ func (f *Filter) Routes(mux *http.ServeMux) {
 	mux.HandleFunc("PUT /v1/sessions/{kid}", control.Admit(f.putSession, f.cfg.Sandboxd))
 	mux.HandleFunc("DELETE /v1/sessions/{kid}", control.Admit(f.deleteSession, f.cfg.Sandboxd))
 	mux.HandleFunc("POST /v1/names", control.Admit(f.findName, f.cfg.Proxy))
+	mux.HandleFunc("POST /v1/claims", control.Admit(f.claimName, f.cfg.Proxy))
 }
 
 func (f *Filter) putSession(w http.ResponseWriter, r *http.Request) {
@@ -58,6 +59,25 @@ func (f *Filter) findName(w http.ResponseWriter, r *http.Request) {
 	name, ok := k.nameOf(q.Addr)
 	if !ok {
 		control.Refuse(w, http.StatusNotFound, reason.VirtualUnknown, fmt.Sprintf("%s was not given out in session %s", q.Addr, k.doc.ID))
+		return
+	}
+	control.Reply(w, wire.Name{Name: name})
+}
+
+// claimName writes no record: the proxy records the connection that it asks for, with the reason given here.
+func (f *Filter) claimName(w http.ResponseWriter, r *http.Request) {
+	var q wire.NameClaim
+	if !control.Read(w, r, &q) {
+		return
+	}
+	k := f.sessions.byMark(q.Mark)
+	if k == nil {
+		control.Refuse(w, http.StatusNotFound, reason.UnknownSession, fmt.Sprintf("no session has mark %#x", q.Mark))
+		return
+	}
+	name, code, err := k.claim(q.Name)
+	if err != nil {
+		control.Refuse(w, http.StatusForbidden, code, err.Error())
 		return
 	}
 	control.Reply(w, wire.Name{Name: name})

@@ -80,6 +80,9 @@ func (n *names) address(name string) (netip.Addr, reason.Code, error) {
 	if n.closed {
 		return netip.Addr{}, reason.PolicyNotLoaded, errors.New("the session is being replaced: ask again")
 	}
+	if len(n.given) >= maxWildcardNames {
+		return netip.Addr{}, reason.WildcardLimit, errManyNames
+	}
 	addr, err := n.table.Assign(name)
 	if err != nil {
 		return netip.Addr{}, reason.Capacity, err

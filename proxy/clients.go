@@ -20,6 +20,10 @@ func (n namesClient) Name(ctx context.Context, mark uint32, addr netip.Addr) (st
 	return out.Name, err
 }
 
+func (n namesClient) Claim(ctx context.Context, mark uint32, name string) error {
+	return n.c.Call(ctx, http.MethodPost, "/v1/claims", wire.NameClaim{Mark: mark, Name: name}, nil)
+}
+
 // TokensOver returns the Tokens of the credd at the other end of c.
 func TokensOver(c *control.Client) Tokens { return tokensClient{c} }
 

@@ -20,6 +20,9 @@ type Names interface {
 	// Name returns the canonical name for which addr stands in the session with the given mark. Any error
 	// means that the address is unknown.
 	Name(ctx context.Context, mark uint32, addr netip.Addr) (string, error)
+	// Claim counts a name among the session's wildcard names, of which there may only be so many. A refusal is
+	// a *control.Error that carries the reason; any other error means that dnsfilter does not answer.
+	Claim(ctx context.Context, mark uint32, name string) error
 }
 
 // Tokens swaps a session's token for the secret behind it.

@@ -2,8 +2,10 @@ package proxy
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 
+	"tagout/internal/control"
 	"tagout/internal/policy"
 	"tagout/internal/reason"
 )
@@ -56,5 +58,30 @@ func (p *Proxy) nameOf(ctx context.Context, r *rules, mark uint32, addr netip.Ad
 		return "", ": dnsfilter told a name that is not canonical"
 	}
 	r.learned.Store(addr, told)
+	r.claimed.Store(told, struct{}{})
 	return told, ""
+}
+
+// claim has dnsfilter count a name that no rule spells out before it is resolved: resolving is how what a kid
+// wrote into a name leaves the box, and by way of the explicit proxy dnsfilter has never seen the name. A late
+// or failing answer means no.
+func (p *Proxy) claim(ctx context.Context, r *rules, mark uint32, name string) *refusal {
+	if _, exact := r.exact.Addr(name); exact {
+		return nil
+	}
+	if _, known := r.claimed.Load(name); known {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, p.cfg.Limits.Names)
+	defer cancel()
+	err := p.cfg.Names.Claim(ctx, mark, name)
+	var refused *control.Error
+	switch {
+	case errors.As(err, &refused):
+		return &refusal{code: refused.Problem.Reason, detail: oneLine(err)}
+	case err != nil:
+		return &refusal{code: reason.Internal, detail: "counting a wildcard name: " + oneLine(err)}
+	}
+	r.claimed.Store(name, struct{}{})
+	return nil
 }

@@ -23,6 +23,7 @@ type rules struct {
 	until      time.Duration // CLOCK_BOOTTIME of the next deadline; 0 where there is none
 	exact      *vaddr.Table
 	learned    *sync.Map // netip.Addr -> string: what dnsfilter told; at most as many as there are addresses
+	claimed    *sync.Map // string -> struct{}: wildcard names that dnsfilter has counted; as many as it lets pass
 }
 
 // compile makes a document's policy one that can be asked, as it stands at now.
@@ -36,7 +37,7 @@ func compile(s *session.Session, virtual netip.Prefix, now time.Duration) (*rule
 	if err != nil {
 		return nil, fmt.Errorf("giving addresses to the names of session %s: %w", s.ID, err)
 	}
-	r := &rules{generation: s.Generation, spec: s.Egress, exact: exact, learned: &sync.Map{}}
+	r := &rules{generation: s.Generation, spec: s.Egress, exact: exact, learned: &sync.Map{}, claimed: &sync.Map{}}
 	return r.at(now)
 }
 

@@ -34,12 +34,19 @@ func (c *conn) dial(ctx context.Context, t target, rule *policy.Rule) (*upstream
 func (c *conn) resolve(ctx context.Context, t target, rule *policy.Rule) ([]netip.Addr, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.p.cfg.Limits.Resolve)
 	defer cancel()
+	r := c.sess.current()
+	if r == nil {
+		return nil, refusal{reason.PolicyNotLoaded, "", rule}
+	}
+	if why := c.p.claim(ctx, r, c.sess.doc.Mark, t.name); why != nil {
+		why.rule = rule
+		return nil, *why
+	}
 	all, err := c.p.resolver.lookup(ctx, c.sess.doc.Mark, t.name)
 	if err != nil {
 		return nil, refusal{reason.ResolveFailed, err.Error(), rule}
 	}
-	r := c.sess.current()
-	if r == nil {
+	if r = c.sess.current(); r == nil { // resolving took time
 		return nil, refusal{reason.PolicyNotLoaded, "", rule}
 	}
 	var good []netip.Addr

@@ -6,6 +6,7 @@
 //	proxy,         PUT    /v1/sessions/{kid}       session.Session -> Ack; only sandboxd (uid 0)
 //	dnsfilter      DELETE /v1/sessions/{kid}       cuts what is open; idempotent
 //	dnsfilter      POST   /v1/names                NameQuery -> Name; only the proxy
+//	               POST   /v1/claims               NameClaim -> Name; only the proxy
 //	credd          POST   /v1/sessions             MintRequest -> MintReply; only uid 0
 //	               DELETE /v1/sessions/{kid}       forgets its tokens; uid 0 and killswitchd
 //	               POST   /v1/revoke               RevokeRequest -> RevokeReply; uid 0 and killswitchd
@@ -103,6 +104,13 @@ type NameQuery struct {
 
 // Name is the answer; an unknown address is answered with 404.
 type Name struct {
+	Name string `json:"name"`
+}
+
+// NameClaim asks whether a session may have a name resolved that matches a wildcard and was perhaps never
+// looked up (explicit proxying). A yes counts among the session's wildcard names, as a lookup does.
+type NameClaim struct {
+	Mark uint32 `json:"mark"`
 	Name string `json:"name"`
 }
 
