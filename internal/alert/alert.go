@@ -31,6 +31,7 @@ type Metrics interface {
 	AlertFailed(sink string)               // one try to send failed
 	AlertsDropped(sink string, n uint64)   // n attempts will never be told to the sink
 	AlertsWaiting(sink string, alerts int) // alerts in the sink's queue
+	AuditGap(daemon string, n uint64)      // n records are missing from the daemon's log
 }
 
 // Recorder is the audit log. Log must not block.
@@ -69,12 +70,13 @@ type Follower struct {
 	cfg   Config
 	lanes []*lane
 	tail  *tail
+	fresh map[string]int64 // log -> gaps before it were counted by a predecessor
 }
 
 // New returns a follower that goes on where the cursor file says the last one stopped. A sink that cannot work
 // as it is configured, such as one whose secret cannot be read, is an error.
 func New(cfg Config) (*Follower, error) {
-	f := &Follower{cfg: cfg}
+	f := &Follower{cfg: cfg, fresh: map[string]int64{}}
 	saved, err := loadCursor(cfg.Cursor)
 	if err != nil {
 		cfg.Log.Error("reading the alert cursor; all alerts are sent again", "error", err)
@@ -87,7 +89,8 @@ func New(cfg Config) (*Follower, error) {
 		}
 		f.lanes = append(f.lanes, newLane(s, send, cfg, saved.start(s.Name)))
 	}
-	for log, m := range saved.Read { // the furthest is where the slowest sink is
+	for log, m := range saved.Read { // reading begins where the slowest sink is
+		f.fresh[log] = m.Pos
 		for _, l := range f.lanes {
 			m.Pos = min(m.Pos, l.start[log])
 		}
@@ -110,12 +113,8 @@ func newSender(s Sink) (sender, error) {
 
 // Run delivers until ctx ends. It returns nil then.
 func (f *Follower) Run(ctx context.Context) error {
-	if len(f.lanes) == 0 {
+	if len(f.lanes) == 0 { // the logs are followed all the same: a sink that is added later is not told of the past
 		f.cfg.Log.Warn("no receiver of alerts is configured: denied attempts are only logged")
-		f.skip()
-		<-ctx.Done()
-		f.skip() // a receiver that is configured later is not told of the past
-		return nil
 	}
 	var wg sync.WaitGroup
 	for _, l := range f.lanes {
@@ -151,16 +150,14 @@ func (f *Follower) follow(ctx context.Context) error {
 	}
 }
 
-// skip puts the cursor at the ends of the logs.
-func (f *Follower) skip() {
-	if err := f.tail.skip(); err != nil {
-		f.cfg.Log.Error("finding the ends of the audit logs; a new receiver of alerts will be told of the past", "error", err)
-	}
-	f.save()
-}
-
-// take hands one denied attempt to every sink.
+// take hands one denied attempt to every sink, and counts gaps.
 func (f *Follower) take(r *audit.Record, at place) {
+	if r.Event == audit.EventGap {
+		if at.off >= f.fresh[at.log] {
+			f.cfg.Metrics.AuditGap(r.Daemon, max(r.Count, 1))
+		}
+		return
+	}
 	now := time.Now()
 	for _, l := range f.lanes {
 		l.add(r, at, now)
@@ -169,6 +166,7 @@ func (f *Follower) take(r *audit.Record, at place) {
 
 // moved tells every sink that a log was replaced or cut.
 func (f *Follower) moved(log string, size int64, replaced bool) {
+	f.fresh[log] = min(f.fresh[log], size)
 	for _, l := range f.lanes {
 		l.moved(log, size, replaced)
 	}

@@ -24,10 +24,11 @@ type numbers struct {
 	sent, failed  map[string]int    // guarded by mu
 	dropped       map[string]uint64 // guarded by mu
 	waiting, most map[string]int    // guarded by mu
+	gaps          map[string]uint64 // by daemon; guarded by mu
 }
 
 func newNumbers() *numbers {
-	return &numbers{sent: map[string]int{}, failed: map[string]int{}, dropped: map[string]uint64{}, waiting: map[string]int{}, most: map[string]int{}}
+	return &numbers{sent: map[string]int{}, failed: map[string]int{}, dropped: map[string]uint64{}, waiting: map[string]int{}, most: map[string]int{}, gaps: map[string]uint64{}}
 }
 
 func (n *numbers) AlertSent(s string)   { n.mu.Lock(); defer n.mu.Unlock(); n.sent[s]++ }
@@ -41,6 +42,12 @@ func (n *numbers) AlertsWaiting(s string, alerts int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.waiting[s], n.most[s] = alerts, max(n.most[s], alerts)
+}
+
+func (n *numbers) AuditGap(daemon string, by uint64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.gaps[daemon] += by
 }
 
 func (n *numbers) of(s string) (sent, failed int, dropped uint64) {
@@ -353,11 +360,17 @@ func TestNewSinkIsNotToldOfThePast(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.cfg.Sinks = nil
-	b.run()()
+	stop := b.run()
+	until(t, "the log is read", func() bool {
+		info, err := os.Stat(b.path)
+		raw, _ := os.ReadFile(b.cfg.Cursor)
+		return err == nil && strings.Contains(string(raw), fmt.Sprintf(`"pos":%d}`, info.Size()))
+	})
+	stop()
 	b.deny("otter", 81, 0)
 	b.cfg.Sinks = []Sink{hookSink("old", old)}
 	b.cfg.Sinks[0].Window, b.cfg.Sinks[0].Timeout, b.cfg.Sinks[0].Queue = time.Second, time.Second, 16
-	stop := b.run()
+	stop = b.run()
 	untilTold(t, old, 1)
 	stop()
 	b.cfg.Sinks = sinks
@@ -443,4 +456,21 @@ func TestJunkInALogIsPassedOver(t *testing.T) {
 	defer b.run()()
 	b.deny("otter", 80, 0)
 	untilTold(t, hook, 1)
+}
+
+// TestGapsAreCounted: of all daemons, with or without receivers, and not again after a restart.
+func TestGapsAreCounted(t *testing.T) {
+	b := newBench(t)
+	b.log.Log(audit.Record{Event: audit.EventGap, Count: 5})
+	b.log.Log(audit.Record{Event: audit.EventLookup, Detail: `"event":"audit.gap"`})
+	stop := b.run()
+	counted := func() uint64 { b.numbers.mu.Lock(); defer b.numbers.mu.Unlock(); return b.numbers.gaps["x"] }
+	until(t, "the gap is counted", func() bool { return counted() == 5 })
+	stop()
+	b.log.Log(audit.Record{Event: audit.EventGap, Count: 2})
+	defer b.run()()
+	until(t, "the new gap is counted", func() bool { return counted() >= 7 })
+	if n := counted(); n != 7 {
+		t.Errorf("%d missing records are counted, want 7", n)
+	}
 }

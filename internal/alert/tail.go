@@ -18,8 +18,11 @@ import (
 // readChunk is how much of a log is read at a time. No record is longer.
 const readChunk = 1 << 20
 
-// denied is in every line that matters: the logger writes no spaces, and quotes within a text are escaped.
-var denied = []byte(`"outcome":"` + audit.OutcomeDeny + `"`)
+// One of these is in every line that matters: the logger writes no spaces, and quotes within a text are escaped.
+var (
+	denied = []byte(`"outcome":"` + audit.OutcomeDeny + `"`)
+	gap    = []byte(`"event":"` + audit.EventGap + `"`)
+)
 
 // mark is how far a log was read.
 type mark struct {
@@ -43,7 +46,7 @@ func newTail(dir string, marks map[string]mark) *tail {
 	return t
 }
 
-// poll calls take for each denied attempt that was added, and moved for each log that was cut or replaced. A
+// poll calls take for each denied attempt and each gap that was added, and moved for each log that was cut or replaced. A
 // log that cannot be read is tried again the next time. The record is take's only during the call.
 func (t *tail) poll(ctx context.Context, take func(*audit.Record, place), moved func(string, int64, bool), logger *slog.Logger) error {
 	logs, err := filepath.Glob(filepath.Join(t.dir, "*", "*.jsonl"))
@@ -58,20 +61,6 @@ func (t *tail) poll(ctx context.Context, take func(*audit.Record, place), moved 
 		t.broken[log] = err != nil
 	}
 	return nil
-}
-
-// skip moves the marks to the ends of the logs.
-func (t *tail) skip() error {
-	logs, err := filepath.Glob(filepath.Join(t.dir, "*", "*.jsonl"))
-	for _, log := range logs {
-		info, statErr := os.Stat(log)
-		if statErr != nil {
-			err = errors.Join(err, statErr)
-			continue
-		}
-		t.marks[log] = mark{Inode: inode(info), Pos: info.Size()}
-	}
-	return err
 }
 
 // inode returns 0 where it is not known.
@@ -141,12 +130,13 @@ func (t *tail) check(file *os.File, log string, moved func(string, int64, bool))
 	return nil
 }
 
-// lines calls take for each denied attempt in chunk, which begins at off and holds whole lines.
+// lines calls take for each denied attempt and each gap in chunk, which begins at off and holds whole lines.
 func lines(chunk []byte, off int64, log string, take func(*audit.Record, place)) {
 	for len(chunk) > 0 {
 		line, rest, _ := bytes.Cut(chunk, []byte{'\n'})
 		var r audit.Record
-		if bytes.Contains(line, denied) && json.Unmarshal(line, &r) == nil && r.Outcome == audit.OutcomeDeny {
+		matters := bytes.Contains(line, denied) || bytes.Contains(line, gap)
+		if matters && json.Unmarshal(line, &r) == nil && (r.Outcome == audit.OutcomeDeny || r.Event == audit.EventGap) {
 			take(&r, place{log, off})
 		}
 		off += int64(len(line)) + 1

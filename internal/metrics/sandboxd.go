@@ -16,6 +16,7 @@ type Sandboxd struct {
 	lost                        prometheus.Counter
 	alerts, alertErr, alertDrop *prometheus.CounterVec
 	alertWait                   *prometheus.GaugeVec
+	gaps                        *prometheus.CounterVec
 	kids                        prometheus.Gauge
 }
 
@@ -45,6 +46,8 @@ func NewSandboxd(r *Registry) *Sandboxd {
 			Name: "tagout_sandboxd_alerts_dropped_total", Help: "Denied attempts that a receiver will never be told of: its queue was full, or it refused them."}, []string{"sink"}),
 		alertWait: f.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "tagout_sandboxd_alert_queue", Help: "Alerts that wait for a receiver, the one being sent among them."}, []string{"sink"}),
+		gaps: f.NewCounterVec(prometheus.CounterOpts{
+			Name: "tagout_sandboxd_audit_gaps_total", Help: "Records that are missing from a daemon's audit log; a gap record tells of them."}, []string{"log"}),
 		kids: f.NewGauge(prometheus.GaugeOpts{Name: "tagout_sandboxd_kids", Help: "Kids, whatever state they are in."}),
 	}
 }
@@ -93,3 +96,6 @@ func (s *Sandboxd) AlertsDropped(sink string, n uint64) {
 func (s *Sandboxd) AlertsWaiting(sink string, alerts int) {
 	s.alertWait.WithLabelValues(sink).Set(float64(alerts))
 }
+
+// AuditGap adds records that are missing from a daemon's audit log.
+func (s *Sandboxd) AuditGap(daemon string, n uint64) { s.gaps.WithLabelValues(daemon).Add(float64(n)) }
