@@ -16,6 +16,11 @@ func (s *Switch) fireCredential(r *run, found *future) {
 	if !req.All {
 		blind := 0
 		for _, t := range found.get() {
+			if t.unborn {
+				blind++
+				r.emit(t.kid, wire.LayerCredential, pointCredd, wire.StateObserved, unbornText)
+				continue
+			}
 			if t.mark == 0 {
 				blind++
 				r.emit(t.kid, wire.LayerCredential, pointCredd, wire.StateFailed,

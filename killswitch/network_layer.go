@@ -41,6 +41,8 @@ func (s *Switch) fireNetwork(r *run, found *future) {
 	wg.Wait()
 }
 
+const unbornText = "it has no session, and the tag lets none begin"
+
 // cut is one session whose packets are dropped since at (CLOCK_BOOTTIME, read after the write).
 type cut struct {
 	t     target
@@ -49,6 +51,10 @@ type cut struct {
 }
 
 func (s *Switch) cutSession(r *run, t target) cut {
+	if t.unborn {
+		r.emit(t.kid, wire.LayerNetwork, pointSession, wire.StateObserved, unbornText)
+		return cut{t: t, blind: true}
+	}
 	if t.mark == 0 {
 		state := wire.StateFailed
 		if r.scope.All {

@@ -29,6 +29,7 @@ type target struct {
 	card    string
 	id      string // of the session
 	problem error  // why mark and addr are not known
+	unborn  bool   // an empty cgroup and no document: a spawn that has just begun, or a teardown about to end
 }
 
 func (s *Switch) known(d *session.Session) target {
@@ -63,6 +64,11 @@ func (s *Switch) resolveKid(kid string) (target, error) {
 		return t, nil
 	}
 	if some, popErr := s.cfg.Cgroups.Populated(t.dir); some || popErr != nil {
+		return t, nil
+	}
+	// A spawn makes the cgroup, then the document, and asks for tags before anything runs: the tag ends it.
+	if names, err := s.cfg.Cgroups.Children(s.cfg.KidsDir); err != nil || slices.Contains(names, kid) {
+		t.unborn = err == nil
 		return t, nil
 	}
 	return target{}, fmt.Errorf("stopping kid %s: %w: `tagout list` shows the living ones", kid, ErrUnknownKid)

@@ -211,6 +211,20 @@ func TestACreddThatIsRestartedAtOnceWasKilled(t *testing.T) {
 	}
 }
 
+// TestAKidWhoseSpawnHasJustBegunIsStopped (S04): its cgroup comes before its document, and the tag ends its spawn.
+func TestAKidWhoseSpawnHasJustBegunIsStopped(t *testing.T) {
+	g := newRig(t, "a1")
+	g.alive[kidsDir+"/new"] = 0
+	s := g.sw()
+	rep := order(t, s, wire.Scope{Kid: "new"})
+	if rep.State != wire.StateObserved || len(rep.Kids) != 1 {
+		t.Errorf("report %+v", rep)
+	}
+	if _, ok := s.Clear(wire.Scope{Kid: "new", Card: "any"}); ok {
+		t.Error("its spawn goes on")
+	}
+}
+
 // hang ignores even its context, as a client may that is stuck in a system call.
 func hang(context.Context, wire.RevokeRequest) (int, error) { select {} }
 
