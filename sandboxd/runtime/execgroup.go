@@ -52,10 +52,14 @@ func newExecGroup(stateDir, name string) (execGroup, error) {
 	return g, nil
 }
 
-// makeGroup makes one directory. A v1 cpuset starts without processors and admits nobody until it has some
-// (cpusets(7)).
+// makeGroup makes one directory. killswitchd, which is not root, lists what is still alive in it, so everybody
+// may pass through, as through all of cgroupfs, whatever this process's umask is. A v1 cpuset starts without
+// processors and admits nobody until it has some (cpusets(7)).
 func makeGroup(controller, parent, dir string) error {
-	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) { //nolint:gosec // cgroupfs
+	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	if err := os.Chmod(dir, 0o755); err != nil {
 		return err
 	}
 	if controller != "cpuset" {
