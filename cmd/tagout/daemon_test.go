@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -183,6 +184,23 @@ func TestStatusPassesWarningsOn(t *testing.T) {
 	serve(t, "tcli6", instance.Killswitchd, mux)
 	code, out, _ := tagout("--instance", "tcli6", "status")
 	if want := "killswitchd  healthy, but writing the audit log: no space left on device\n"; code != 4 || !strings.HasPrefix(out, want) {
+		t.Errorf("%d, %q", code, out)
+	}
+}
+
+// TestStatusDoesNotWaitForWhoHangs: a daemon that answers nothing is asked once, within a limit, and what only
+// it knows is not made up.
+func TestStatusDoesNotWaitForWhoHangs(t *testing.T) {
+	var asked atomic.Int32
+	serve(t, "tcli7", instance.Sandboxd, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		asked.Add(1)
+		<-r.Context().Done()
+	}))
+	code, out, _ := tagout("--instance", "tcli7", "status")
+	if n := asked.Load(); n != 1 {
+		t.Errorf("asked %d times", n)
+	}
+	if code != 4 || !strings.Contains(out, "sandboxd     NOT HEALTHY: ") || !strings.HasSuffix(out, "kids are not known, tags are not known\n") {
 		t.Errorf("%d, %q", code, out)
 	}
 }

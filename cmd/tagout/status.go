@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -52,38 +53,60 @@ func (a *app) statusCommand() *cobra.Command {
 	}
 }
 
-// status asks all daemons. The error names those that are not healthy.
+// status asks all daemons. The error names those that are not healthy, and those are not asked for more: one
+// that hangs costs healthLimit and no more.
 func (a *app) status(cmd *cobra.Command) (status, error) {
-	s := status{Instance: a.instance, Daemons: map[string]daemonStatus{}, Layers: map[wire.Layer]layerStatus{}, Tags: []wire.Tag{}}
-	var sick error
-	for _, d := range instance.Daemons() {
-		ctx, cancel := context.WithTimeout(cmd.Context(), healthLimit)
-		var health wire.Health
-		err := a.callWith(ctx, d, http.MethodGet, "/healthz", nil, &health)
-		cancel()
-		s.Daemons[d] = daemonStatus{Healthy: err == nil, Detail: health.Warning}
-		if err != nil {
-			s.Daemons[d] = daemonStatus{Detail: err.Error()}
-			sick = errors.Join(sick, errors.New(d))
-		}
+	s := status{Instance: a.instance, Daemons: a.health(cmd.Context()), Layers: map[wire.Layer]layerStatus{}, Tags: []wire.Tag{}, Kids: -1}
+	for _, l := range wire.AllLayers() {
+		s.Layers[l] = layerStatus{Detail: "killswitchd does not say"}
 	}
-	if sick != nil {
-		sick = &coded{exitUnreachable, fmt.Errorf("not healthy: %s", strings.ReplaceAll(sick.Error(), "\n", ", "))}
+	ask := func(daemon, route string, out any) bool {
+		ctx, cancel := context.WithTimeout(cmd.Context(), healthLimit)
+		defer cancel()
+		return s.Daemons[daemon].Healthy && a.callWith(ctx, daemon, http.MethodGet, route, nil, out) == nil
 	}
 	var kill wire.KillStatus
-	if err := a.call(cmd, instance.Killswitchd, http.MethodGet, "/v1/status", nil, &kill); err == nil {
+	if ask(instance.Killswitchd, "/v1/status", &kill) {
 		s.Layers, s.Tags = kill.Layers, append(s.Tags, kill.Tags...)
-	} else {
-		for _, l := range wire.AllLayers() {
-			s.Layers[l] = layerStatus{Detail: "killswitchd does not say"}
-		}
 	}
-	s.Kids = -1
 	var kids []wire.Kid
-	if err := a.call(cmd, instance.Sandboxd, http.MethodGet, "/v1/kids", nil, &kids); err == nil {
+	if ask(instance.Sandboxd, "/v1/kids", &kids) {
 		s.Kids = len(kids)
 	}
-	return s, sick
+	var sick []string
+	for _, d := range instance.Daemons() {
+		if !s.Daemons[d].Healthy {
+			sick = append(sick, d)
+		}
+	}
+	if len(sick) > 0 {
+		return s, &coded{exitUnreachable, fmt.Errorf("not healthy: %s", strings.Join(sick, ", "))}
+	}
+	return s, nil
+}
+
+// health asks all daemons at the same time.
+func (a *app) health(ctx context.Context) map[string]daemonStatus {
+	ctx, cancel := context.WithTimeout(ctx, healthLimit)
+	defer cancel()
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	out := map[string]daemonStatus{}
+	for _, d := range instance.Daemons() {
+		wg.Go(func() {
+			var health wire.Health
+			err := a.callWith(ctx, d, http.MethodGet, "/healthz", nil, &health)
+			st := daemonStatus{Healthy: err == nil, Detail: health.Warning}
+			if err != nil {
+				st.Detail = err.Error()
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			out[d] = st
+		})
+	}
+	wg.Wait()
+	return out
 }
 
 func (a *app) printStatus(s status) {
