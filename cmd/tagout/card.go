@@ -11,8 +11,9 @@ import (
 )
 
 func (a *app) cardCommand() *cobra.Command {
-	cmd := group("card", "Check job cards, print their schema")
+	cmd := group("card", "Check job cards, extend them by what was refused, print their schema")
 	cmd.AddCommand(
+		a.suggestCommand(),
 		&cobra.Command{
 			Use: "check FILE...", Short: "Say what is wrong with a card, with line, column and what to write instead",
 			Args: cobra.MinimumNArgs(1),

@@ -15,7 +15,7 @@ import (
 )
 
 func (a *app) policyCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "policy", Short: "Ask what a policy allows and why; change a living kid's"}
+	cmd := group("policy", "Ask what a policy allows and why; change a living kid's")
 	cmd.AddCommand(a.explainCommand(), a.policySetCommand())
 	return cmd
 }

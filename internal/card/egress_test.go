@@ -96,9 +96,72 @@ func checkEgress(t *testing.T, c *Card) {
 			}
 		}
 	}
+	checkRendered(t, c)
 	if gone := spec.At(1 << 62); len(gone.Allow)+len(gone.Lapsed) != len(spec.Allow) {
 		t.Fatalf("At lost rules of %+v", spec)
 	}
+}
+
+// checkRendered reads what Render writes.
+func checkRendered(t *testing.T, c *Card) {
+	t.Helper()
+	text := "egress:\n  allow:\n"
+	if len(c.Egress.Allow) == 0 {
+		text = "egress:\n  allow: []\n"
+	}
+	for i, r := range c.Egress.Allow {
+		text += "    " + strings.Join(RenderAllow(r, c.Expiries[i]), "\n    ") + "\n"
+	}
+	if len(c.Egress.Deny) > 0 {
+		text += "  deny:\n"
+	}
+	for _, r := range c.Egress.Deny {
+		text += "    " + strings.Join(RenderDeny(r), "\n    ") + "\n"
+	}
+	scope := "identity: {scope: ["
+	for i, s := range c.Identity.Scope {
+		if i > 0 {
+			scope += ", "
+		}
+		scope += "{secret: \"" + s.Name + "\", env: \"" + s.Env + "\"}"
+	}
+	again, err := ParseAt("rendered.yaml", []byte(minimal+scope+"]}\n"+text), testNow)
+	if err != nil {
+		t.Fatalf("%v in\n%s", err, text)
+	}
+	if len(again.Expiries) != len(c.Expiries) {
+		t.Fatalf("%d rules became %d in\n%s", len(c.Expiries), len(again.Expiries), text)
+	}
+	for i, r := range c.Egress.Allow {
+		r.Line = again.Egress.Allow[i].Line
+		if !reflect.DeepEqual(r, again.Egress.Allow[i]) || !c.Expiries[i].At.Equal(again.Expiries[i].At) || c.Expiries[i].After != again.Expiries[i].After {
+			t.Fatalf("%+v became %+v in\n%s", r, again.Egress.Allow[i], text)
+		}
+	}
+	for i, r := range c.Egress.Deny {
+		r.Line = again.Egress.Deny[i].Line
+		if !reflect.DeepEqual(r, again.Egress.Deny[i]) {
+			t.Fatalf("%+v became %+v in\n%s", r, again.Egress.Deny[i], text)
+		}
+	}
+}
+
+func TestRender(t *testing.T) {
+	t.Parallel()
+	for _, k := range cases {
+		if c, err := ParseAt("x.yaml", []byte(k.card), testNow); err == nil {
+			checkRendered(t, c)
+		}
+	}
+	for _, file := range []string{"../../deploy/cards/practice.yaml", "../../deploy/cards/drill.yaml"} {
+		checkRendered(t, readCard(t, file))
+	}
+	c, err := ParseAt("x.yaml", []byte(allowing(`{host: "null", ports: [1, 2], protocol: http, methods: [GET, "NULL", "NO"], paths: ["/ab/ü*", '/"x']}, {host: 1.a-b, ports: [443], protocol: tls,
+     expires: "2027-01-31T12:00:00.5+02:00", max_bytes: {up: 1KiB}, rate: 3, addresses: ["fd12::/64", 10.0.0.5]}, {host: "true.no", ports: [1], protocol: tcp, expires: 1.5h}`)), testNow)
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkRendered(t, c)
 }
 
 // TestExplainGivesRulesThatWork: what `policy explain` says to add can be put into the card as it stands, and
