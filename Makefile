@@ -11,7 +11,7 @@ VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 export CGO_ENABLED ?= 0
 
-.PHONY: build setup demo test test-race bench lint generate check-generated fuzz clean
+.PHONY: build setup demo test test-race bench bench-egress lint generate check-generated fuzz clean
 
 build: ## Build every binary, static, into build/bin
 	@mkdir -p $(BIN)
@@ -29,6 +29,11 @@ test: setup build ## Run all tests, the privileged ones too when run as root
 
 test-race: ## Run the tests of the packages that need no kernel under the race detector (needs gcc)
 	CGO_ENABLED=1 go test -race -timeout 14m $(RACEPKGS)
+
+bench-egress: setup build ## Measure the road out beside squid, smokescreen, dnsmasq and others (build/bench/egress.json)
+	@deploy/setup.sh bench
+	go build -trimpath -o build/peers/ ./internal/bench/peers/...
+	$(BIN)/tagout bench egress --bin-dir $(BIN) --peers build/peers --out build/bench
 
 bench: setup build ## Measure what is promised; prints a table and writes build/bench/*.json
 	$(BIN)/tagout bench --bin-dir $(BIN) --out build/bench

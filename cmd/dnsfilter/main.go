@@ -27,6 +27,7 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 	defer maps.Close() //nolint:errcheck // only file descriptors
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	rate, burst := queryLimit(d.Box.KidLimits.Queries)
 	filter, err := dnsfilter.New(ctx, dnsfilter.Config{
 		Listen:    netip.AddrPortFrom(d.Inst.Gateway(), instance.PortDNS),
 		Virtual:   d.Inst.VirtualNet(),
@@ -35,7 +36,7 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 		Check:     func(s *session.Session) error { return belongs(d.Inst, s) },
 		Processes: maps, Audit: d.Audit, Metrics: metrics.NewDNSFilter(d.Metrics), Log: d.Log,
 		Sandboxd: d.Inst.UID(instance.Sandboxd), Proxy: d.Inst.UID(instance.Proxy),
-		Sockets: runtime.GOMAXPROCS(0), Rate: dnsfilter.DefaultRate, Burst: dnsfilter.DefaultBurst,
+		Sockets: runtime.GOMAXPROCS(0), Rate: rate, Burst: burst,
 	})
 	if err != nil {
 		return err
@@ -51,6 +52,14 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 	err = d.Serve(ctx, mux, func() error { return context.Cause(ctx) })
 	cancel(nil)
 	return errors.Join(err, <-done)
+}
+
+// queryLimit is how many queries a second one kid may send, and how many at once; 0 asks for the default.
+func queryLimit(perSecond int) (rate, burst float64) {
+	if perSecond == 0 {
+		return dnsfilter.DefaultRate, dnsfilter.DefaultBurst
+	}
+	return float64(perSecond), 2 * float64(perSecond)
 }
 
 // belongs says whether the session is one of the instance's: its mark, and the addresses of its index.

@@ -11,8 +11,8 @@ import (
 	"tagout/internal/practice"
 )
 
-// sink is the server at the far end of every tunnel. It reads a ClientHello (one TLS record) and then one byte
-// that says what is asked: see the load command.
+// sink is the server at the far end of every tunnel. It reads a ClientHello (one TLS record), answers it with a
+// record, and then reads one byte that says what is asked: see the load command.
 type sink struct {
 	at netip.AddrPort
 	l  net.Listener
@@ -73,20 +73,25 @@ func (s *sink) close() error {
 	return err
 }
 
+// helloAnswer is a TLS record with an alert in it (RFC 8446, 6): proxies that wait for a server's first words get some.
+var helloAnswer = []byte{21, 3, 3, 0, 2, 1, 90}
+
 func serveSink(c net.Conn) {
 	var head [5]byte
 	if _, err := io.ReadFull(c, head[:]); err != nil {
 		return
 	}
-	rest := make([]byte, int(binary.BigEndian.Uint16(head[3:]))+1)
+	rest := make([]byte, int(binary.BigEndian.Uint16(head[3:])))
 	if _, err := io.ReadFull(c, rest); err != nil {
 		return
 	}
-	switch rest[len(rest)-1] {
-	case 'o':
-		if _, err := c.Write([]byte{'.'}); err == nil {
-			c.Read(head[:1]) // the client ends it
-		}
+	if _, err := c.Write(helloAnswer); err != nil {
+		return
+	}
+	if _, err := io.ReadFull(c, head[:1]); err != nil {
+		return // it was only opened
+	}
+	switch head[0] {
 	case 'e':
 		for {
 			n, err := c.Read(head[:])

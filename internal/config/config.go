@@ -40,6 +40,7 @@ type Box struct {
 	MetricsListen map[string]string // daemon -> address:port, for those that also serve metrics over TCP
 	Authorities   []Authority       // each name once
 	DenySecrets   []string          // vault names (path.Match globs) that can never be granted, beside payment_*
+	KidLimits     KidLimits
 }
 
 // Authority is a named person who may give orders.
@@ -80,6 +81,7 @@ type boxFile struct {
 	MetricsListen map[string]string `yaml:"metricsListen,omitempty"`
 	Authorities   []Authority       `yaml:"authorities,omitempty"`
 	DenySecrets   []string          `yaml:"denySecrets,omitempty"`
+	KidLimits     KidLimits         `yaml:"kidLimits,omitempty"`
 }
 
 // Marshal returns the file that Load reads back. It does not check b.
@@ -87,6 +89,7 @@ func (b *Box) Marshal() ([]byte, error) {
 	f := boxFile{
 		APIVersion: APIVersion, Kind: Kind, UpstreamCAs: b.UpstreamCAs, AlertWebhook: b.AlertWebhook,
 		MetricsListen: b.MetricsListen, Authorities: b.Authorities, DenySecrets: b.DenySecrets,
+		KidLimits: b.KidLimits,
 	}
 	for _, s := range b.Alerts {
 		f.Alerts = append(f.Alerts, s.file())

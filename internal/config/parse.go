@@ -23,6 +23,7 @@ var (
 		{Name: "metricsListen", Example: `{proxy: "127.0.0.1:9101"}`},
 		{Name: "authorities", Example: `[{name: "Ada Operator", roles: [stop, release]}]`},
 		{Name: "denySecrets", Example: "[root_*]"},
+		{Name: "kidLimits", Example: "{queriesPerSecond: 500}"},
 	}
 	authorityKeys = []yamlx.Key{
 		{Name: "name", Example: `"Ada Operator"`},
@@ -45,6 +46,7 @@ func Parse(file string, data []byte) (*Box, error) {
 		MetricsListen: readListen(m.Get("metricsListen")),
 		Authorities:   readAuthorities(m.Get("authorities")),
 		DenySecrets:   readGlobs(m.Get("denySecrets")),
+		KidLimits:     readKidLimits(m.Get("kidLimits")),
 	}
 	if err := doc.Err(); err != nil {
 		return nil, err

@@ -3,13 +3,13 @@
 //
 //	load pour    one tunnel, as many bytes as go through it, in pieces that the server acknowledges
 //	load ping    one tunnel, one byte to and fro
-//	load open    new tunnels, each with one byte back, several at a time
+//	load open    new tunnels, each until the server has answered, several at a time
 //	load hold    opens -count tunnels, prints how many stand, waits until the server ends them
 //	load get     HTTPS requests on connections that stay open
 //	load dns     A queries over UDP, a window of them always on the way
 //
-// A tunnel begins with a real ClientHello, so that a proxy can check the name; what follows is no TLS, so that
-// no encryption is measured.
+// A tunnel begins with a real ClientHello, so that a proxy can check the name, and with one TLS record for an
+// answer; what follows is no TLS, so that no encryption is measured.
 package main
 
 import (

@@ -14,12 +14,14 @@ import (
 	"time"
 )
 
-// What the server is asked to do, in the byte behind the ClientHello.
+// What the server is asked to do, once it has answered the ClientHello.
 const (
 	askPour = 'p' // then 8 bytes, big endian: the length of a piece; the server answers each piece with a byte
 	askEcho = 'e' // every byte comes back
-	askOne  = 'o' // one byte comes back
 )
+
+// answerLen is how long the server's answer to a ClientHello is: one TLS record with an alert.
+const answerLen = 7
 
 const dialLimit = 5 * time.Second
 
@@ -103,17 +105,25 @@ func established(c *net.TCPConn) error {
 	return nil
 }
 
-// tunnel opens a tunnel and asks for something.
+// tunnel opens a tunnel, which stands when the server has answered the ClientHello, and asks for something.
 func (r *road) tunnel(ask ...byte) (*net.TCPConn, error) {
 	c, err := r.dial()
 	if err != nil {
 		return nil, err
 	}
-	if _, err := c.Write(append(bytes.Clone(r.hello), ask...)); err != nil {
+	c.SetDeadline(time.Now().Add(dialLimit))
+	var answer [answerLen]byte
+	if _, err = c.Write(r.hello); err == nil {
+		_, err = io.ReadFull(c, answer[:])
+	}
+	if err == nil && len(ask) > 0 {
+		_, err = c.Write(ask)
+	}
+	if err != nil {
 		c.Close()
 		return nil, err
 	}
-	return c, nil
+	return c, c.SetDeadline(time.Time{})
 }
 
 func pour(o options) (Result, error) {
@@ -196,15 +206,11 @@ func open(o options) (Result, error) {
 
 // once is one short tunnel.
 func (r *road) once() error {
-	c, err := r.tunnel(askOne)
+	c, err := r.tunnel()
 	if err != nil {
 		return err
 	}
-	defer c.Close()
-	c.SetReadDeadline(time.Now().Add(dialLimit))
-	var b [1]byte
-	_, err = io.ReadFull(c, b[:])
-	return err
+	return c.Close()
 }
 
 // together runs work in o.workers goroutines and adds up what they note.

@@ -1,0 +1,47 @@
+package main
+
+import (
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"tagout/bpf"
+	"tagout/internal/bench"
+	"tagout/internal/config"
+)
+
+// unlimited is what the egress benchmark lets one kid ask for, so that the road is measured and not its limits.
+const unlimited = 10_000_000
+
+func (a *app) benchEgressCommand() *cobra.Command {
+	var bin, peers, out string
+	var rounds, idle int
+	var during time.Duration
+	var short bool
+	cmd := &cobra.Command{
+		Use: "egress", Short: "Measure the road out beside other proxies and resolvers, in a box of its own", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if short { // figures of no meaning, to see that all of them can be taken
+				rounds, during, idle = 1, 100*time.Millisecond, 20
+			}
+			change := func(box *config.Box) {
+				box.KidLimits = config.KidLimits{Queries: unlimited, Opens: unlimited}
+			}
+			return a.withPracticeBoxOf(cmd.Context(), a.ownName(cmd, "egress"), bin, "", change, func(p practiceBox) error {
+				_, err := bench.RunEgress(cmd.Context(), bench.EgressConfig{
+					Inst: p.inst, Internet: p.net, Peers: peers, Dir: out, Out: a.out, Rounds: rounds, During: during, Idle: idle,
+					Hook: func() (bench.HookMeter, error) { return bpf.NewConnectMeter(p.inst.PinDir()) },
+				})
+				return err
+			})
+		},
+	}
+	cmd.Flags().StringVar(&bin, "bin-dir", "", "directory of the binaries (default: where tagout itself lies)")
+	cmd.Flags().StringVar(&peers, "peers", "build/peers", "directory of the peers; those that are missing are left out")
+	cmd.Flags().StringVar(&out, "out", "build/bench", "directory in which the figures are written as JSON")
+	cmd.Flags().IntVar(&rounds, "rounds", 3, "how often each figure is taken; the median counts")
+	cmd.Flags().DurationVar(&during, "for", 1500*time.Millisecond, "how long one measurement takes")
+	cmd.Flags().IntVar(&idle, "idle", 10000, "how many idle tunnels are held")
+	cmd.Flags().BoolVar(&short, "short", false, "one short round with few tunnels")
+	return cmd
+}

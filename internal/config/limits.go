@@ -1,0 +1,41 @@
+package config
+
+import "tagout/internal/yamlx"
+
+// KidLimits bound what one kid may ask of the daemons that all kids share. 0 means the daemon's own default.
+type KidLimits struct {
+	Queries     int `yaml:"queriesPerSecond,omitempty"` // DNS; twice as many at once
+	Connections int `yaml:"connections,omitempty"`      // through the proxy, open at once
+	Opens       int `yaml:"opensPerSecond,omitempty"`   // new connections through the proxy; twice as many at once
+}
+
+var kidLimitKeys = []yamlx.Key{
+	{Name: "queriesPerSecond", Example: "500"},
+	{Name: "connections", Example: "1024"},
+	{Name: "opensPerSecond", Example: "500"},
+}
+
+// maxKidLimit is far above what the daemons manage.
+const maxKidLimit = 100_000_000
+
+func readKidLimits(v yamlx.Value) KidLimits {
+	m, _ := v.Map(kidLimitKeys...)
+	return KidLimits{
+		Queries:     readKidLimit(m.Get("queriesPerSecond")),
+		Connections: readKidLimit(m.Get("connections")),
+		Opens:       readKidLimit(m.Get("opensPerSecond")),
+	}
+}
+
+// readKidLimit returns 0 where there is no value or a wrong one.
+func readKidLimit(v yamlx.Value) int {
+	n, ok := v.Int()
+	switch {
+	case !ok:
+		return 0
+	case n < 1 || n > maxKidLimit:
+		v.Refuse("write a number from 1 to 100000000, or remove it for the default", "%d is no limit", n)
+		return 0
+	}
+	return int(n)
+}
