@@ -4,11 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"tagout/internal/cgroup"
 )
@@ -49,13 +53,16 @@ func probeKill(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	rel := fmt.Sprintf("/tagout-doctor-%d", os.Getpid())
+	rel := trialPrefix + strconv.Itoa(os.Getpid())
 	dir := l.V2(rel)
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	if err := removeOldTrials(ctx, l); err != nil {
+		return "", fmt.Errorf("removing what a killed doctor left: %w", err)
+	}
 	if err := os.Mkdir(dir, 0o755); err != nil { //nolint:gosec // as the kernel makes them
 		return "", fmt.Errorf("making a cgroup: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
 	defer l.Remove(ctx, rel) //nolint:errcheck // reported by the next run's Mkdir
 	cmd := exec.Command("/bin/sleep", "60")
 	if err := cmd.Start(); err != nil {
@@ -74,6 +81,33 @@ func probeKill(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("waiting for a killed cgroup to be empty: %w", err)
 	}
 	return fmt.Sprintf("killed a process in %s", time.Since(begun).Round(time.Microsecond)), nil
+}
+
+// trialPrefix begins the name of the cgroup in which a doctor tries things; its pid ends it.
+const trialPrefix = "/tagout-doctor-"
+
+// removeOldTrials removes the trial cgroups of doctors that were killed.
+func removeOldTrials(ctx context.Context, l cgroup.Layout) error {
+	dirs, err := filepath.Glob(l.V2(trialPrefix + "*"))
+	if err != nil {
+		return err
+	}
+	for _, dir := range dirs {
+		pid, err := strconv.Atoi(strings.TrimPrefix(filepath.Base(dir), filepath.Base(trialPrefix)))
+		if err != nil {
+			continue // not a doctor's
+		}
+		if err := unix.Kill(pid, 0); pid != os.Getpid() && !errors.Is(err, unix.ESRCH) {
+			continue // it may be at it
+		}
+		if err := cgroup.Kill(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		if err := l.Remove(ctx, trialPrefix+strconv.Itoa(pid)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // probeLimits looks for the controllers in whichever hierarchy has them.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -43,6 +44,41 @@ func TestRunOnThisMachine(t *testing.T) {
 	}
 	if left, _ := filepath.Glob(l.V2(fmt.Sprintf("/tagout-doctor-%d", os.Getpid()))); len(left) > 0 { // others may run now
 		t.Errorf("left over: %v", left)
+	}
+}
+
+// TestAKilledDoctorsTrialIsRemoved: of one that was killed, with a process still in it, and of one that had our pid.
+func TestAKilledDoctorsTrialIsRemoved(t *testing.T) {
+	testroot.Require(t)
+	l, err := cgroup.Detect()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead := exec.Command("/bin/true")
+	if err := dead.Run(); err != nil {
+		t.Fatal(err)
+	}
+	sleep := exec.Command("/bin/sleep", "60")
+	if err := sleep.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer sleep.Wait()
+	defer sleep.Process.Kill()
+	for _, pid := range []int{dead.Process.Pid, os.Getpid()} {
+		if err := os.Mkdir(l.V2(trialPrefix+fmt.Sprint(pid)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := cgroup.Join(l.V2(trialPrefix+fmt.Sprint(dead.Process.Pid)), sleep.Process.Pid); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := probeKill(t.Context()); err != nil {
+		t.Error(err)
+	}
+	for _, pid := range []int{dead.Process.Pid, os.Getpid()} {
+		if _, err := os.Stat(l.V2(trialPrefix + fmt.Sprint(pid))); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("the trial cgroup of pid %d is still there: %v", pid, err)
+		}
 	}
 }
 
