@@ -1,9 +1,12 @@
 package main
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"strings"
 	"time"
 
@@ -64,11 +67,11 @@ func (a *app) policyOf(file, kid string) (spec policy.Spec, where string, err er
 	if kid == "" {
 		return spec, where, nil
 	}
-	s, err := a.sessionOf(kid)
+	s, kept, err := a.sessionOf(kid)
 	if err != nil {
 		return spec, "", err
 	}
-	if hash != s.CardHash {
+	if hash != kept {
 		if file != "" {
 			fmt.Fprintf(a.err, "tagout: %s is not the card that kid %s runs on: the lines are of card %s\n", file, kid, s.Card) //nolint:errcheck // nobody is left to be told
 		}
@@ -77,20 +80,29 @@ func (a *app) policyOf(file, kid string) (spec policy.Spec, where string, err er
 	return s.Egress, where, nil
 }
 
-// sessionOf reads a living kid's session document; no daemon is needed.
-func (a *app) sessionOf(kid string) (*session.Session, error) {
+// sessionOf reads a living kid's session document, and the hash of the card that its rules come from, which a
+// policy change may have replaced since the spawn. No daemon is needed.
+func (a *app) sessionOf(kid string) (s *session.Session, cardHash string, err error) {
 	inst, err := a.open()
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	if strings.ContainsAny(kid, "/.") {
-		return nil, usage(fmt.Errorf("there is no kid called %q: see `tagout list`", kid))
+		return nil, "", usage(fmt.Errorf("there is no kid called %q: see `tagout list`", kid))
 	}
-	s, err := session.NewStore(inst.SessionDir()).Get(kid)
+	s, err = session.NewStore(inst.SessionDir()).Get(kid)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, usage(fmt.Errorf("there is no living kid called %s: see `tagout list`", kid))
+		return nil, "", usage(fmt.Errorf("there is no living kid called %s: see `tagout list`", kid))
 	}
-	return s, err
+	if err != nil {
+		return nil, "", err
+	}
+	text, err := os.ReadFile(inst.KidCard(kid))
+	if err != nil {
+		return s, s.CardHash, nil // only a hint depends on it
+	}
+	sum := sha256.Sum256(text)
+	return s, hex.EncodeToString(sum[:]), nil
 }
 
 func (a *app) explain(spec policy.Spec, where string, q policy.Question) error {
