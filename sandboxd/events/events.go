@@ -83,7 +83,9 @@ type Config struct {
 }
 
 const (
-	linesPerWindow = 200 // records a session may cause in a second before they are summed up
+	// records a session may cause in a second before they are summed up without their destinations; more than the
+	// kernel hands over in a second, where two of its windows meet, too
+	linesPerWindow = 300
 	settleEvery    = time.Second
 	drainLimit     = 2 * time.Second
 )
