@@ -88,6 +88,23 @@ func TestUncontainedItGetsOut(t *testing.T) {
 	}
 }
 
+// TestUncontainedNamesCarryData shows that dnsleak leaks where nothing stops it, below any domain.
+func TestUncontainedNamesCarryData(t *testing.T) {
+	bin := build(t)
+	_, n := internet(t, "thosleak")
+	for _, style := range []string{"base32", "hex", "words"} {
+		domain := style + "." + practice.NameEvil
+		out, err := exec.CommandContext(deadline(t), bin, "dnsleak", "-n", "8", "-style", style, "-port", "81",
+			"-server", netip.AddrPortFrom(n.DNSAddr(), 53).String(), domain).CombinedOutput()
+		if err != nil || !strings.Contains(string(out), "8 names, 8 answered") {
+			t.Errorf("%s: %v %s", style, err, out)
+		}
+		if got := n.DNS.Count(domain); got < 8 {
+			t.Errorf("%s: %d queries arrived", style, got)
+		}
+	}
+}
+
 func TestRefusedIsDenied(t *testing.T) {
 	bin := build(t)
 	_, n := internet(t, "thosref")

@@ -4,10 +4,12 @@
 //
 //	hostile whoami URL                  use the token in $VENDOR_API_KEY once, say what came of it
 //	hostile try N NAME KIND ADDR [ARG]  one way out; prints one line
+//	hostile dnsleak [flags] DOMAIN      carry data out in names below DOMAIN
+//	hostile fetch METHOD URL            no harm: what Go's own HTTP client makes of the road out
 //	hostile agent [flags]               everything at once, for ever
 //
 // The other subcommands (detach, core, storm) are the agent's own parts. Exit codes: 0 done (try: also where
-// the way is denied), 1 whoami was refused, 2 a mistake in the arguments.
+// the way is denied), 1 whoami or fetch was refused, 2 a mistake in the arguments.
 package main
 
 import (
@@ -27,6 +29,10 @@ func main() {
 		err = whoami(context.Background(), os.Stdout, args)
 	case "try":
 		err = try(context.Background(), os.Stdout, args)
+	case "dnsleak":
+		err = dnsleak(context.Background(), os.Stdout, args)
+	case "fetch":
+		err = fetch(context.Background(), os.Stdout, args)
 	case "agent":
 		err = agent(args)
 	case "detach":
@@ -45,6 +51,6 @@ func main() {
 }
 
 func usage(why string) {
-	fmt.Fprintf(os.Stderr, "hostile: %s\nusage: hostile whoami URL | try N NAME KIND ADDR [ARG] | agent [flags]\n", why)
+	fmt.Fprintf(os.Stderr, "hostile: %s\nusage: hostile whoami URL | try N NAME KIND ADDR [ARG] | dnsleak [flags] DOMAIN | fetch METHOD URL | agent [flags]\n", why)
 	os.Exit(2)
 }

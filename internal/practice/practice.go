@@ -9,6 +9,7 @@
 //	alerts        .6  HTTP webhook on port 8080 that keeps alert lines
 //	evil          .7  the attacker's sink: listens, never answers
 //	svc.own       .8  HTTPS service of the user's own; asks credd about every token it is shown
+//	registry      .9  HTTP and HTTPS shelf for what ordinary clients fetch; mirror is its second name
 //
 // The servers run in the calling process; only their sockets live in the namespace. Everything that arrives is
 // noted with CLOCK_MONOTONIC timestamps, so that the caller can be an outside observer of a stop. A timestamp
@@ -75,6 +76,7 @@ type Internet struct {
 	Webhook  *Webhook
 	Attacker *Attacker
 	Own      *Own
+	Shelf    *Shelf
 
 	inst   instance.Instance
 	secret string
@@ -115,6 +117,7 @@ func Start(ctx context.Context, o Options) (*Internet, error) {
 		{"starting the alert webhook", n.startWebhook},
 		{"starting the attacker's sink", n.startAttacker},
 		{"starting the user's own service", func() error { return n.startOwn(o.CreddSocket) }},
+		{"starting the shelf", n.startShelf},
 	}
 	for _, s := range steps {
 		err := ctx.Err()

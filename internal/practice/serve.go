@@ -16,16 +16,24 @@ const HeaderPresenter = "X-Practice-Presenter"
 
 // serveHTTP serves handler at a:port inside the namespace, over TLS as the host name where one is given.
 func (n *Internet) serveHTTP(a netip.Addr, port uint16, host string, handler http.Handler) error {
+	if host == "" {
+		return n.serveTLS(a, port, nil, handler)
+	}
+	cfg, err := n.ca.serverTLS(host)
+	if err != nil {
+		return err
+	}
+	cfg.NextProtos = []string{"h2", "http/1.1"}
+	return n.serveTLS(a, port, cfg, handler)
+}
+
+// serveTLS serves handler at a:port inside the namespace, without TLS where cfg is nil.
+func (n *Internet) serveTLS(a netip.Addr, port uint16, cfg *tls.Config, handler http.Handler) error {
 	l, err := n.listen(a, port)
 	if err != nil {
 		return err
 	}
-	if host != "" {
-		cfg, err := n.ca.serverTLS(host)
-		if err != nil {
-			return errors.Join(err, l.Close())
-		}
-		cfg.NextProtos = []string{"h2", "http/1.1"}
+	if cfg != nil {
 		l = tls.NewListener(l, cfg)
 	}
 	srv := &http.Server{
