@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -77,5 +78,29 @@ func TestClaimNewIsForOne(t *testing.T) {
 	}
 	if _, err := os.Stat(won[0].RunDir()); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("run directory: %v", err)
+	}
+}
+
+func TestAKilledClaimLeavesNothing(t *testing.T) {
+	testroot.Require(t)
+	inst, err := ClaimNew("tclaimold")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := inst.Release(); err != nil {
+		t.Fatal(err)
+	}
+	torn := filepath.Join(slotDir(), ".new-999999999")
+	if err := os.WriteFile(torn, []byte("tclai"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if inst, err = ClaimNew("tclaimold"); err != nil {
+		t.Fatal(err)
+	}
+	if err := inst.Release(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(torn); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the half-written claim is still there: %v", err)
 	}
 }

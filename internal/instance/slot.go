@@ -123,6 +123,11 @@ func fill(name string, slot int, inst *Instance) error {
 		return err
 	}
 	// Written whole and then renamed, so that a half-written slot can never exist.
+	// Under the lock nobody else writes: what is there was left by one that was killed.
+	old, _ := filepath.Glob(filepath.Join(slotDir(), ".new-*"))
+	for _, path := range old {
+		os.Remove(path) // it is in nobody's way
+	}
 	tmp := filepath.Join(slotDir(), fmt.Sprintf(".new-%d", os.Getpid()))
 	if err := os.WriteFile(tmp, []byte(name+"\n"), 0o644); err != nil {
 		return fmt.Errorf("claiming slot %d: %w", slot, err)

@@ -21,6 +21,24 @@ func sample(kid string) *Session {
 	}
 }
 
+func TestSweepRemovesWhatWasNeverFinished(t *testing.T) {
+	dir := t.TempDir()
+	st := NewStore(dir)
+	if err := st.Put(sample("k"), os.Getgid()); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, newPrefix+"123"), []byte(`{"ver`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := st.Sweep(); err != nil {
+		t.Fatal(err)
+	}
+	left, err := os.ReadDir(dir)
+	if err != nil || len(left) != 1 || left[0].Name() != "k.json" {
+		t.Errorf("left: %v %v", left, err)
+	}
+}
+
 func TestRoundTrip(t *testing.T) {
 	st := NewStore(t.TempDir())
 	want := sample("k")

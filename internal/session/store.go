@@ -27,7 +27,7 @@ func (st Store) Put(s *Session, gid int) error {
 	if err != nil {
 		return fmt.Errorf("storing session %s: %w", s.ID, err)
 	}
-	tmp, err := os.CreateTemp(st.dir, ".new-*")
+	tmp, err := os.CreateTemp(st.dir, newPrefix+"*")
 	if err != nil {
 		return fmt.Errorf("storing session %s: %w", s.ID, err)
 	}
@@ -39,6 +39,21 @@ func (st Store) Put(s *Session, gid int) error {
 	}
 	if err != nil {
 		return fmt.Errorf("storing session %s: %w", s.ID, err)
+	}
+	return nil
+}
+
+// newPrefix begins the name of a document that is being written.
+const newPrefix = ".new-"
+
+// Sweep removes the documents that a process was killed over while it wrote them. Call it where nobody else puts.
+func (st Store) Sweep() error {
+	old, err := filepath.Glob(filepath.Join(st.dir, newPrefix+"*"))
+	for _, path := range old {
+		err = errors.Join(err, os.Remove(path))
+	}
+	if err != nil {
+		return fmt.Errorf("removing half-written sessions: %w", err)
 	}
 	return nil
 }

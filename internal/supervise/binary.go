@@ -76,6 +76,13 @@ func copyBinary(src, dst string) error {
 	if err := os.MkdirAll(filepath.Dir(dst), 0o755); err != nil { //nolint:gosec // binaries are not secret
 		return err
 	}
+	// Whoever copies holds the supervisor's lock: what is there was left by one that was killed.
+	old, _ := filepath.Glob(filepath.Join(filepath.Dir(dst), ".new-*"))
+	for _, path := range old {
+		if err := os.Remove(path); err != nil {
+			return err
+		}
+	}
 	in, err := os.Open(src)
 	if err != nil {
 		return err

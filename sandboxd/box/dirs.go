@@ -55,6 +55,16 @@ func makeDirs(_ context.Context, j *job) error {
 			return err
 		}
 	}
+	// Under the lock nobody else writes here: what is there was left by a setup that was killed.
+	for _, dir := range []string{j.inst.StateDir(), j.inst.CADir()} {
+		old, err := filepath.Glob(filepath.Join(dir, ".new-*"))
+		for _, path := range old {
+			err = errors.Join(err, removeFile(path))
+		}
+		if err != nil {
+			return err
+		}
+	}
 	for _, d := range tree(j.inst) {
 		err := os.Mkdir(d.path, 0o700)
 		if err == nil {

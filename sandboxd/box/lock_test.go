@@ -3,6 +3,8 @@ package box
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -68,6 +70,24 @@ func TestAFailedSetupTakesNothingFromAnother(t *testing.T) {
 	}
 	if !exists(i.PinDir()) || !exists(i.RunDir()) {
 		t.Error("the failed setup took the other's box")
+	}
+}
+
+// TestHalfWrittenFilesGo: what a setup that was killed left half-written is gone after the next one.
+func TestHalfWrittenFilesGo(t *testing.T) {
+	const name = "tboxhalf"
+	b := boxes(t, name)
+	i := setup(t, b, name)
+	for _, dir := range []string{i.StateDir(), i.CADir()} {
+		if err := os.WriteFile(filepath.Join(dir, ".new-123"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	setup(t, b, name)
+	for _, dir := range []string{i.StateDir(), i.CADir()} {
+		if exists(filepath.Join(dir, ".new-123")) {
+			t.Errorf("left in %s", dir)
+		}
 	}
 }
 

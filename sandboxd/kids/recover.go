@@ -44,7 +44,7 @@ func (m *Manager) Recover(ctx context.Context) error {
 		cancel()
 		k.life.Unlock()
 	}
-	errs = append(errs, m.removeStrayLinks(), m.sweepKernel())
+	errs = append(errs, m.removeStrayLinks(), m.sweepKernel(), m.store.Sweep())
 	return errors.Join(errs...)
 }
 
