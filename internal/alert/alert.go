@@ -10,7 +10,9 @@
 package alert
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -71,6 +73,7 @@ type Follower struct {
 	lanes []*lane
 	tail  *tail
 	fresh map[string]int64 // log -> gaps before it were counted by a predecessor
+	saved []byte           // what the cursor file holds, where this follower wrote it
 }
 
 // New returns a follower that goes on where the cursor file says the last one stopped. A sink that cannot work
@@ -179,7 +182,16 @@ func (f *Follower) save() {
 		l.recordDrops(f.cfg.Audit)
 		c.Sinks[l.sink.Name] = l.cursor(f.tail.marks)
 	}
-	if err := c.save(f.cfg.Cursor); err != nil {
-		f.cfg.Log.Error("saving the alert cursor; after a restart alerts are sent again", "error", err)
+	raw, err := json.Marshal(c)
+	if err == nil && bytes.Equal(raw, f.saved) {
+		return
 	}
+	if err == nil {
+		err = replace(f.cfg.Cursor, raw)
+	}
+	if err != nil {
+		f.cfg.Log.Error("saving the alert cursor; after a restart alerts are sent again", "error", err)
+		return
+	}
+	f.saved = raw
 }

@@ -54,13 +54,10 @@ func (c cursor) start(sink string) map[string]int64 {
 	return out
 }
 
-func (c cursor) save(path string) error {
-	raw, err := json.Marshal(c)
-	if err != nil {
-		return err
-	}
+// replace writes the file so that a crash leaves the old or the new one.
+func replace(path string, content []byte) error {
 	tmp := path + ".new"
-	if err := os.WriteFile(tmp, raw, 0o600); err != nil {
+	if err := os.WriteFile(tmp, content, 0o600); err != nil {
 		return err
 	}
 	return os.Rename(tmp, path)
