@@ -52,26 +52,30 @@ func (s *Switch) freezerOf(kid string) string {
 	return filepath.Join(s.cfg.KidsFreezer, kid)
 }
 
-// resolveKid finds one kid, in whatever state: a document makes it known, and a cgroup that still has
-// processes makes it stoppable even where the document is gone or unreadable.
+// resolveKid finds one kid, in whatever state: a document makes it known, and a cgroup makes it stoppable even
+// where the document is gone or unreadable.
 func (s *Switch) resolveKid(kid string) (target, error) {
 	d, err := s.cfg.Sessions.Get(kid)
 	if err == nil {
 		return s.known(d), nil
 	}
-	t := s.unknown(kid, err)
-	if !errors.Is(err, fs.ErrNotExist) {
-		return t, nil
+	names, listErr := s.cfg.Cgroups.Children(s.cfg.KidsDir)
+	if errors.Is(err, fs.ErrNotExist) && listErr == nil && !slices.Contains(names, kid) {
+		return target{}, fmt.Errorf("stopping kid %s: %w: `tagout list` shows the living ones", kid, ErrUnknownKid)
 	}
-	if some, popErr := s.cfg.Cgroups.Populated(t.dir); some || popErr != nil {
-		return t, nil
+	return s.stray(kid, err), nil
+}
+
+// stray is a kid whose document cannot be read. Where there is none, and its cgroup is empty, its spawn has just
+// begun or its teardown is about to end: a spawn makes the cgroup, then the document, and asks for tags before
+// anything runs.
+func (s *Switch) stray(kid string, problem error) target {
+	t := s.unknown(kid, problem)
+	if errors.Is(problem, fs.ErrNotExist) {
+		some, err := s.cfg.Cgroups.Populated(t.dir)
+		t.unborn = err == nil && !some
 	}
-	// A spawn makes the cgroup, then the document, and asks for tags before anything runs: the tag ends it.
-	if names, err := s.cfg.Cgroups.Children(s.cfg.KidsDir); err != nil || slices.Contains(names, kid) {
-		t.unborn = err == nil
-		return t, nil
-	}
-	return target{}, fmt.Errorf("stopping kid %s: %w: `tagout list` shows the living ones", kid, ErrUnknownKid)
+	return t
 }
 
 // resolveMany finds every kid that want accepts. A cgroup without a readable document is always in scope: it
@@ -98,8 +102,15 @@ func (s *Switch) targets(docs []*session.Session, want func(*session.Session) bo
 		s.cfg.Log.Error("listing the kids' cgroups", "error", err)
 	}
 	for _, kid := range children {
-		if !slices.Contains(named, kid) {
-			out = append(out, s.unknown(kid, errors.New("its session document is missing or unreadable")))
+		if slices.Contains(named, kid) {
+			continue
+		}
+		d, err := s.cfg.Sessions.Get(kid) // it may have come since
+		switch {
+		case err != nil:
+			out = append(out, s.stray(kid, err))
+		case want(d):
+			out = append(out, s.known(d))
 		}
 	}
 	return out

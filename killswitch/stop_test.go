@@ -213,15 +213,19 @@ func TestACreddThatIsRestartedAtOnceWasKilled(t *testing.T) {
 
 // TestAKidWhoseSpawnHasJustBegunIsStopped (S04): its cgroup comes before its document, and the tag ends its spawn.
 func TestAKidWhoseSpawnHasJustBegunIsStopped(t *testing.T) {
-	g := newRig(t, "a1")
-	g.alive[kidsDir+"/new"] = 0
-	s := g.sw()
-	rep := order(t, s, wire.Scope{Kid: "new"})
-	if rep.State != wire.StateObserved || len(rep.Kids) != 1 {
-		t.Errorf("report %+v", rep)
-	}
-	if _, ok := s.Clear(wire.Scope{Kid: "new", Card: "any"}); ok {
-		t.Error("its spawn goes on")
+	for name, sc := range map[string]wire.Scope{"kid": {Kid: "new"}, "card": {Card: "card-n"}, "all": {All: true}} {
+		t.Run(name, func(t *testing.T) {
+			g := newRig(t)
+			g.alive[kidsDir+"/new"] = 0
+			s := g.sw()
+			rep := order(t, s, sc)
+			if rep.State != wire.StateObserved || len(rep.Kids) != 1 {
+				t.Errorf("report %+v", rep)
+			}
+			if _, ok := s.Clear(wire.Scope{Kid: "new", Card: "card-n"}); ok {
+				t.Error("its spawn goes on")
+			}
+		})
 	}
 }
 

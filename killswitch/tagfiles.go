@@ -46,6 +46,8 @@ func (f TagFiles) Load() Kept {
 		k.Noted, damaged = loadDir(f.notes)
 		k.Damaged = append(k.Damaged, damaged...)
 	}
+	// What a killed process left half-written is told whole by its note.
+	k.Damaged = slices.DeleteFunc(k.Damaged, func(d wire.Tag) bool { return holds(k.Noted, d.Stop) })
 	k.Noted = slices.DeleteFunc(k.Noted, func(n wire.Tag) bool { return holds(k.Hanging, n.Stop) })
 	k.Released = f.loadReleased()
 	return k

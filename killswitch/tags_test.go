@@ -61,6 +61,13 @@ func TestNotes(t *testing.T) {
 	if k := f.Load(); len(k.Noted) != 1 || k.Noted[0].Stop != "01A" || len(k.Hanging)+len(k.Damaged) != 0 {
 		t.Errorf("kept %+v", k)
 	}
+	torn := filepath.Join(dir, ".new-01A.json") // a process that was killed while it wrote leaves this
+	if err := os.WriteFile(torn, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if k := f.Load(); len(k.Noted) != 1 || len(k.Damaged) != 0 {
+		t.Errorf("a torn file whose note is whole: %+v", k)
+	}
 	if err := os.WriteFile(filepath.Join(notes, "01C.json"), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
