@@ -1,7 +1,9 @@
 package card
 
 import (
+	"os"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -162,6 +164,37 @@ func TestRender(t *testing.T) {
 		t.Fatal(err)
 	}
 	checkRendered(t, c)
+}
+
+// TestDocs: the cards in the documentation load.
+func TestDocs(t *testing.T) {
+	t.Parallel()
+	raw, err := os.ReadFile("../../docs/egress.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	for _, block := range strings.Split(string(raw), "```yaml\n")[1:] {
+		text, _, _ := strings.Cut(block, "```")
+		if !strings.HasPrefix(text, "egress:") {
+			continue
+		}
+		found++
+		c, err := ParseAt("docs/egress.md", []byte(minimal+text), testNow)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		checkEgress(t, c)
+	}
+	if found == 0 {
+		t.Error("docs/egress.md shows no egress section")
+	}
+	for _, k := range slices.Concat(allowKeys, denyKeys) {
+		if !strings.Contains(string(raw), "`"+k.Name+"`") {
+			t.Errorf("docs/egress.md does not say what `%s` is", k.Name)
+		}
+	}
 }
 
 // TestExplainGivesRulesThatWork: what `policy explain` says to add can be put into the card as it stands, and
