@@ -29,12 +29,13 @@ type Query struct {
 type DNS struct {
 	mu      sync.Mutex
 	hosts   map[string][]netip.Addr // guarded by mu; names without trailing dot
+	turns   map[string]*turns       // guarded by mu; names whose answers change, before hosts
 	queries []Query                 // guarded by mu; the first keepQueries
 	counts  map[string]int          // guarded by mu; name -> queries
 }
 
 func (n *Internet) startDNS() error {
-	d := &DNS{counts: map[string]int{}, hosts: map[string][]netip.Addr{
+	d := &DNS{counts: map[string]int{}, turns: map[string]*turns{}, hosts: map[string][]netip.Addr{
 		"ns.vendor.test": {n.DNSAddr()},
 		NameAPI:          {n.APIAddr()},
 		NameFiles:        {n.FilesAddr()},
@@ -88,6 +89,23 @@ func (d *DNS) SetHost(name string, addrs ...netip.Addr) {
 	d.hosts[plain(name)] = addrs
 }
 
+// turns are answers that change at every lookup.
+type turns struct {
+	sets [][]netip.Addr
+	next int
+}
+
+// Rotate makes name resolve to another one of sets at each lookup of its IPv4 addresses, in order and over
+// again, with a TTL of 0. With no sets the name resolves as before.
+func (d *DNS) Rotate(name string, sets ...[]netip.Addr) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.turns, plain(name))
+	if len(sets) > 0 {
+		d.turns[plain(name)] = &turns{sets: sets}
+	}
+}
+
 // Queries returns what was asked, in order, up to the first few thousand.
 func (d *DNS) Queries() []Query {
 	d.mu.Lock()
@@ -136,12 +154,19 @@ func (d *DNS) answer(m *dns.Msg, q dns.Question, w dns.ResponseWriter) {
 	if !ok && strings.HasSuffix(name, "."+NameEvil) {
 		addrs, ok = d.hosts[NameEvil] // the attacker's names: anything below may carry stolen data
 	}
-	if !ok {
+	if !ok && d.turns[name] == nil {
 		m.Rcode = dns.RcodeNameError
 		return
 	}
+	ttl := uint32(dnsTTL)
+	if t := d.turns[name]; t != nil {
+		addrs, ttl = t.sets[t.next%len(t.sets)], 0
+		if q.Qtype == dns.TypeA {
+			t.next++
+		}
+	}
 	for _, a := range addrs {
-		hdr := dns.RR_Header{Name: q.Name, Class: dns.ClassINET, Ttl: dnsTTL}
+		hdr := dns.RR_Header{Name: q.Name, Class: dns.ClassINET, Ttl: ttl}
 		switch {
 		case a.Is4() && q.Qtype == dns.TypeA:
 			hdr.Rrtype = dns.TypeA

@@ -55,6 +55,20 @@ func (b *Box) pids(daemon string) []int {
 	return pids
 }
 
+// OpenFiles counts what a daemon's processes hold open.
+func (b *Box) OpenFiles(daemon string) int {
+	b.T.Helper()
+	n := 0
+	for _, pid := range b.pids(daemon) {
+		files, err := os.ReadDir(filepath.Join("/proc", strconv.Itoa(pid), "fd"))
+		if err != nil {
+			b.T.Fatal(err)
+		}
+		n += len(files)
+	}
+	return n
+}
+
 // signal sends sig to every process of the daemons, which must be running.
 func (b *Box) signal(sig unix.Signal, daemons ...string) {
 	b.T.Helper()
