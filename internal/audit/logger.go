@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/oklog/ulid/v2"
-	"golang.org/x/sys/unix"
+	"tagout/internal/bootclock"
 )
 
 const (
@@ -96,7 +96,7 @@ func (l *Logger) Log(r Record) {
 	if l.closed.Load() {
 		return
 	}
-	r.Time, r.Boot = time.Now().UTC(), bootTime()
+	r.Time, r.Boot = time.Now().UTC(), bootclock.Now()
 	r.ID = l.newID(r.Time)
 	select {
 	case l.queue <- r:
@@ -216,7 +216,7 @@ func (l *Logger) drain(batch *bytes.Buffer) {
 	}
 	if n := l.lost.Swap(0); n > 0 {
 		r := Record{Version: Version, Instance: l.instance, Daemon: l.daemon, BootID: l.bootID, Event: EventGap, Count: n,
-			Time: time.Now().UTC(), Boot: bootTime(), Detail: "records were lost because the disk did not keep up"}
+			Time: time.Now().UTC(), Boot: bootclock.Now(), Detail: "records were lost because the disk did not keep up"}
 		l.mu.Lock()
 		r.ID = l.newID(r.Time)
 		l.mu.Unlock()
@@ -282,14 +282,6 @@ func closeTornLine(f *os.File) (torn bool, size int64, err error) {
 	}
 	n, err := f.Write([]byte{'\n'})
 	return true, size + int64(n), err
-}
-
-func bootTime() time.Duration {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
-		return 0
-	}
-	return time.Duration(ts.Nano())
 }
 
 func bootID() string {
