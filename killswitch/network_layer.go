@@ -56,11 +56,11 @@ func (s *Switch) cutSession(r *run, t target) cut {
 		return cut{t: t, blind: true}
 	}
 	if t.mark == 0 {
-		state := wire.StateFailed
+		state, then := wire.StateFailed, "stop everything to cut it"
 		if r.scope.All {
-			state = wire.StatePartial // the global flag drops its packets; they cannot be counted
+			state, then = wire.StatePartial, "the flag that stops everything cuts it, but its packets cannot be counted"
 		}
-		r.emit(t.kid, wire.LayerNetwork, pointSession, state, fmt.Sprintf("its mark is not known (%v): stop everything to cut it", t.problem))
+		r.emit(t.kid, wire.LayerNetwork, pointSession, state, fmt.Sprintf("its mark is not known (%v): %s", t.problem, then))
 		return cut{t: t, blind: true}
 	}
 	err := s.cfg.Network.StopSession(t.mark)

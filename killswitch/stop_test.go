@@ -130,6 +130,10 @@ func TestKidsWithoutAWholeDocument(t *testing.T) {
 	if lr := rep.Layers[wire.LayerNetwork]; lr.State != wire.StateFailed || !strings.Contains(lr.Detail, "stop everything") {
 		t.Errorf("half a document, network: %+v", lr)
 	}
+	rep = order(t, s, wire.Scope{All: true})
+	if lr := rep.Layers[wire.LayerNetwork]; lr.State != wire.StatePartial || strings.Contains(lr.Detail, "stop everything to") {
+		t.Errorf("half a document, everything stopped: %+v", lr)
+	}
 	g.alive[kidsDir+"/a3"] = 1 // destroying: a cgroup, no document any more
 	if rep := order(t, s, wire.Scope{Kid: "a3"}, wire.LayerSession); rep.State != wire.StateObserved {
 		t.Errorf("destroying: %+v", rep)
