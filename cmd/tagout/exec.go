@@ -37,7 +37,7 @@ func (f *execFlags) add(cmd *cobra.Command) {
 func (a *app) execCommand() *cobra.Command {
 	var f execFlags
 	cmd := &cobra.Command{
-		Use: "exec KID -- CMD...", Short: "Run a command in a kid and end with its exit code",
+		Use: "exec KID [flags] -- CMD...", Short: "Run a command in a kid and end with its exit code",
 		Args: func(cmd *cobra.Command, args []string) error { return dashArgs(cmd, args, "KID") },
 		RunE: func(cmd *cobra.Command, args []string) error { return a.exec(cmd.Context(), args[0], args[1:], f) },
 	}

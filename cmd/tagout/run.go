@@ -15,7 +15,7 @@ func (a *app) runCommand() *cobra.Command {
 	var sf spawnFlags
 	var ef execFlags
 	cmd := &cobra.Command{
-		Use: "run CARD -- CMD...", Short: "Spawn a kid, run a command in it, destroy it, end with the command's exit code",
+		Use: "run CARD [flags] -- CMD...", Short: "Spawn a kid, run a command in it, destroy it, end with the command's exit code",
 		Args: func(cmd *cobra.Command, args []string) error { return dashArgs(cmd, args, "CARD") },
 		RunE: func(cmd *cobra.Command, args []string) error {
 			kid, err := a.spawn(cmd.Context(), args[0], sf)
