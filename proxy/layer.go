@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -23,13 +24,22 @@ type layer struct {
 	fixed  target // where all requests go; zero for explicit
 	h2     bool
 
-	handlers tally // of HTTP/2 requests
+	handlers tally   // of HTTP/2 requests
+	next     *onward // written before done is closed: where a CONNECT leads
 
 	mu      sync.Mutex
 	clients map[string]*http.Transport // guarded by mu: by ruleKey
 
 	once sync.Once
 	done chan struct{}
+}
+
+// onward is a CONNECT that may pass. The connection's own goroutine goes on with it: the HTTP server, its
+// goroutine and its buffers are not kept for as long as the tunnel lives.
+type onward struct {
+	target target
+	rule   *policy.Rule
+	seen   []byte // what the client has sent behind the head
 }
 
 type layerKey struct{}
@@ -200,11 +210,19 @@ func (l *layer) recordUnserved() {
 
 // serveExplicit serves a client that knows it talks to a proxy.
 func (p *Proxy) serveExplicit(c *conn) {
-	p.serveRequests(c, &layer{}, c.client, nil)
-	c.hangUp()
+	l := &layer{}
+	p.serveRequests(c, l, c.client, nil)
+	c.letGo()
+	next := l.next
+	if next == nil {
+		c.hangUp()
+		return
+	}
+	c.pending = true
+	p.speak(c, next.target, next.rule, next.seen)
 }
 
-// serveConnect judges a CONNECT and goes on in the protocol that its rule names.
+// serveConnect judges a CONNECT and leaves it to serveExplicit to go on in the protocol that its rule names.
 func (p *Proxy) serveConnect(x *exchange, w http.ResponseWriter) {
 	c := x.c
 	name, port, err := policy.Authority(x.head.target)
@@ -236,8 +254,7 @@ func (p *Proxy) serveConnect(x *exchange, w http.ResponseWriter) {
 		c.recordRefused(refusal{code: reason.Internal, detail: err.Error()})
 		return
 	}
-	c.pending = true
-	p.speak(c, target{name, port}, d.Rule, append(early, x.layer.rest()...))
+	x.layer.next = &onward{target{name, port}, d.Rule, append(bytes.Clone(early), x.layer.rest()...)}
 }
 
 // nameRefusal turns the error of policy.Authority into a decision.

@@ -202,8 +202,9 @@ type world struct {
 	inspector *authority // of the instance
 
 	explicit, transparent netip.AddrPort
-	going                 sync.Map     // client's address -> where it believes to go
-	marked                atomic.Int64 // sockets that got the mark
+	going                 sync.Map                       // client's address -> where it believes to go
+	toward                atomic.Pointer[netip.AddrPort] // where everybody goes, instead; nil: see going
+	marked                atomic.Int64                   // sockets that got the mark
 	generation            uint64
 	stop                  func()
 }
@@ -283,6 +284,9 @@ func (w *world) mark(fd uintptr, mark uint32) error {
 }
 
 func (w *world) originalDst(c *net.TCPConn) (netip.AddrPort, error) {
+	if dst := w.toward.Load(); dst != nil {
+		return *dst, nil
+	}
 	deadline := time.Now().Add(patience)
 	for time.Now().Before(deadline) {
 		if dst, ok := w.going.Load(c.RemoteAddr().String()); ok {
