@@ -171,7 +171,7 @@ func TestRequestIsAnyRule(t *testing.T) {
 		return out
 	}
 	compiled := 0
-	for range 3000 {
+	for range 1200 {
 		var spec Spec
 		for i := range 1 + rng.IntN(3) {
 			spec.Allow = append(spec.Allow, Rule{Host: "a.test", Ports: []uint16{80}, Protocol: HTTP, Line: i + 1,
@@ -198,7 +198,7 @@ func TestRequestIsAnyRule(t *testing.T) {
 			}
 		}
 	}
-	if compiled < 500 {
+	if compiled < 200 {
 		t.Fatalf("only %d policies compiled: the test shows little", compiled)
 	}
 }
