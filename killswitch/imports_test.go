@@ -18,6 +18,7 @@ var allowed = []string{
 	"golang.org/x/text/unicode/bidi",
 	"golang.org/x/text/unicode/norm",
 	"tagout/internal/audit",
+	"tagout/internal/bootclock",
 	"tagout/internal/cgroup",
 	"tagout/internal/control",
 	"tagout/internal/policy",
