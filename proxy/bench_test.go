@@ -117,6 +117,7 @@ func BenchmarkConnect(b *testing.B) {
 	})
 	b.Run("proxy", func(b *testing.B) {
 		w := newWorld(b, unlimited)
+		w.dns.ttl.Store(60) // as the world's servers have it
 		at := listen(b, serverAddr, 0, echo)
 		w.allow(rule(apiHost, at.Port(), policy.TCP))
 		to := netip.AddrPortFrom(w.virtual(apiHost), at.Port())

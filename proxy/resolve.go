@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/netip"
+	"sync"
 	"syscall"
 	"time"
 
@@ -27,54 +29,59 @@ const (
 var errNoSuchName = errors.New("no such name, or it has no IPv4 address")
 
 // resolver asks the box's resolvers for A records, over sockets that carry the session's mark, so that the
-// kernel drops the queries of a stopped session too. It reads no file of the host (/etc/hosts, resolv.conf)
-// and keeps no cache: every connection gets what the servers say now.
+// kernel drops the queries of a stopped session too. It reads no file of the host (/etc/hosts, resolv.conf).
 type resolver struct {
 	servers []netip.AddrPort
 	mark    func(fd uintptr, mark uint32) error
 }
 
-// lookup returns the addresses of name, a canonical name, in the order of the answer.
-func (r *resolver) lookup(ctx context.Context, mark uint32, name string) ([]netip.Addr, error) {
+// answer is the addresses of a name, in the order of the server's answer, and for how long they hold.
+type answer struct {
+	addrs []netip.Addr
+	ttl   time.Duration
+}
+
+// lookup returns the addresses of name, a canonical name.
+func (r *resolver) lookup(ctx context.Context, mark uint32, name string) (answer, error) {
 	if len(r.servers) == 0 {
-		return nil, errors.New("the box's configuration names no resolvers")
+		return answer{}, errors.New("the box's configuration names no resolvers")
 	}
 	fqdn, err := dnsmessage.NewName(name + ".")
 	if err != nil {
-		return nil, fmt.Errorf("asking for %s: %w", name, err)
+		return answer{}, fmt.Errorf("asking for %s: %w", name, err)
 	}
 	var errs []error
 	for range dnsRounds {
 		for _, server := range r.servers {
-			addrs, err := r.ask(ctx, mark, server, fqdn)
+			said, err := r.ask(ctx, mark, server, fqdn)
 			if err == nil || errors.Is(err, errNoSuchName) {
-				return addrs, err
+				return said, err
 			}
 			errs = append(errs, err)
 			if ctx.Err() != nil {
-				return nil, errors.Join(errs...)
+				return answer{}, errors.Join(errs...)
 			}
 		}
 	}
-	return nil, errors.Join(errs...)
+	return answer{}, errors.Join(errs...)
 }
 
 // ask asks one server, over UDP and, where the answer was cut, over TCP (RFC 1035, 4.2; RFC 7766).
-func (r *resolver) ask(ctx context.Context, mark uint32, server netip.AddrPort, name dnsmessage.Name) ([]netip.Addr, error) {
+func (r *resolver) ask(ctx context.Context, mark uint32, server netip.AddrPort, name dnsmessage.Name) (answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, dnsTry)
 	defer cancel()
 	query, id, err := newQuery(name)
 	if err != nil {
-		return nil, err
+		return answer{}, err
 	}
-	addrs, cut, err := r.exchange(ctx, mark, "udp4", server, query, id, name)
+	said, cut, err := r.exchange(ctx, mark, "udp4", server, query, id, name)
 	if err == nil && cut {
-		addrs, _, err = r.exchange(ctx, mark, "tcp4", server, query, id, name)
+		said, _, err = r.exchange(ctx, mark, "tcp4", server, query, id, name)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("asking %s: %w", server, err)
+		return answer{}, fmt.Errorf("asking %s: %w", server, err)
 	}
-	return addrs, nil
+	return said, nil
 }
 
 func newQuery(name dnsmessage.Name) (query []byte, id uint16, err error) {
@@ -102,11 +109,13 @@ func edns0() dnsmessage.ResourceHeader {
 	return h
 }
 
-func (r *resolver) exchange(ctx context.Context, mark uint32, network string, server netip.AddrPort, query []byte, id uint16, name dnsmessage.Name) (addrs []netip.Addr, cut bool, err error) {
+var answerBufs = sync.Pool{New: func() any { return new([maxDNSAnswer]byte) }}
+
+func (r *resolver) exchange(ctx context.Context, mark uint32, network string, server netip.AddrPort, query []byte, id uint16, name dnsmessage.Name) (said answer, cut bool, err error) {
 	d := net.Dialer{Control: markControl(r.mark, mark)}
 	conn, err := d.DialContext(ctx, network, server.String())
 	if err != nil {
-		return nil, false, err
+		return answer{}, false, err
 	}
 	defer conn.Close()                                                           //nolint:errcheck // nothing is lost
 	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) }) //nolint:errcheck // closed
@@ -116,17 +125,19 @@ func (r *resolver) exchange(ctx context.Context, mark uint32, network string, se
 		query = append(binary.BigEndian.AppendUint16(nil, uint16(len(query))), query...) //nolint:gosec // some 300 bytes
 	}
 	if _, err := conn.Write(query); err != nil {
-		return nil, false, err
+		return answer{}, false, err
 	}
-	buf := make([]byte, maxDNSAnswer)
+	pooled := answerBufs.Get().(*[maxDNSAnswer]byte)
+	defer answerBufs.Put(pooled)
+	buf := pooled[:]
 	for {
 		n, err := readAnswer(conn, stream, buf)
 		if err != nil {
-			return nil, false, err
+			return answer{}, false, err
 		}
-		addrs, cut, matches, err := parseAnswer(buf[:n], id, name)
+		said, cut, matches, err := parseAnswer(buf[:n], id, name)
 		if matches || stream {
-			return addrs, cut, err
+			return said, cut, err
 		}
 		// Somebody else's datagram: go on waiting for ours.
 	}
@@ -149,37 +160,40 @@ func readAnswer(conn net.Conn, stream bool, buf []byte) (int, error) {
 
 // parseAnswer reads an answer. matches is false where it does not answer our question; the rest then means
 // nothing.
-func parseAnswer(msg []byte, id uint16, name dnsmessage.Name) (addrs []netip.Addr, cut, matches bool, err error) {
+func parseAnswer(msg []byte, id uint16, name dnsmessage.Name) (said answer, cut, matches bool, err error) {
 	var p dnsmessage.Parser
 	h, err := p.Start(msg)
 	if err != nil || h.ID != id || !h.Response {
-		return nil, false, false, err
+		return answer{}, false, false, err
 	}
 	qs, err := p.AllQuestions()
 	if err != nil || len(qs) != 1 || qs[0].Type != dnsmessage.TypeA || lowerASCII(qs[0].Name.String()) != name.String() {
-		return nil, false, false, errors.New("an answer to another question")
+		return answer{}, false, false, errors.New("an answer to another question")
 	}
 	switch {
 	case h.RCode == dnsmessage.RCodeNameError:
-		return nil, false, true, errNoSuchName
+		return answer{}, false, true, errNoSuchName
 	case h.RCode != dnsmessage.RCodeSuccess:
-		return nil, false, true, fmt.Errorf("answered %v", h.RCode)
+		return answer{}, false, true, fmt.Errorf("answered %v", h.RCode)
 	case h.Truncated:
-		return nil, true, true, nil
+		return answer{}, true, true, nil
 	}
-	addrs, err = answerAddrs(&p, name.String())
-	return addrs, false, true, err
+	said, err = readAddrs(&p, name.String())
+	return said, false, true, err
 }
 
-// answerAddrs follows the chain of CNAMEs from name and returns the addresses at its end.
-func answerAddrs(p *dnsmessage.Parser, name string) ([]netip.Addr, error) {
+// readAddrs follows the chain of CNAMEs from name and returns the addresses at its end. They hold for as long as
+// the shortest-lived record of the answer.
+func readAddrs(p *dnsmessage.Parser, name string) (answer, error) {
 	answers, err := p.AllAnswers()
 	if err != nil {
-		return nil, fmt.Errorf("reading the answer: %w", err)
+		return answer{}, fmt.Errorf("reading the answer: %w", err)
 	}
 	alias := map[string]string{}
 	at := map[string][]netip.Addr{}
+	ttl := uint32(math.MaxUint32)
 	for _, rr := range answers {
+		ttl = min(ttl, rr.Header.TTL)
 		owner := lowerASCII(rr.Header.Name.String())
 		switch body := rr.Body.(type) {
 		case *dnsmessage.CNAMEResource:
@@ -197,9 +211,9 @@ func answerAddrs(p *dnsmessage.Parser, name string) ([]netip.Addr, error) {
 	}
 	addrs := at[name]
 	if len(addrs) == 0 {
-		return nil, errNoSuchName
+		return answer{}, errNoSuchName
 	}
-	return addrs[:min(len(addrs), maxAddresses)], nil
+	return answer{addrs[:min(len(addrs), maxAddresses)], time.Duration(ttl) * time.Second}, nil
 }
 
 // markControl marks a socket before it sends anything (net.Dialer.Control).

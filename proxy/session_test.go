@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -455,6 +456,17 @@ func TestControlRoutes(t *testing.T) {
 	}
 	if _, err := put("kid1", w.session(policy.Rule{Host: "*"})); control.Status(err) != http.StatusUnprocessableEntity {
 		t.Errorf("a policy that does not compile: %v", err)
+	}
+	var strange map[string]any
+	raw, err := json.Marshal(s)
+	must(t, err)
+	must(t, json.Unmarshal(raw, &strange))
+	strange["generation"], strange["deny_more"] = 99, true
+	if err := c.Call(ctx, http.MethodPut, "/v1/sessions/kid1", strange, nil); control.Status(err) != http.StatusUnprocessableEntity {
+		t.Errorf("a document with a field that nobody knows: %v", err)
+	}
+	if e := w.proxy.sessions.find(kidAddr); e == nil || e.current().generation != s.Generation {
+		t.Error("an unreadable document changed what is in force")
 	}
 	for range 2 {
 		must(t, c.Call(ctx, http.MethodDelete, "/v1/sessions/kid1", nil, nil))

@@ -26,6 +26,7 @@ type table struct {
 type entry struct {
 	doc   *session.Session
 	usage usage // bytes of every rule, whatever the generation
+	known known // addresses of names
 
 	rules atomic.Pointer[rules] // nil where no policy is in force: everything is denied
 

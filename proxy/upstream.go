@@ -25,6 +25,9 @@ func (c *conn) dial(ctx context.Context, t target, rule *policy.Rule) (*upstream
 		return nil, err
 	}
 	u, err := c.connect(ctx, t, rule, addrs)
+	if err != nil {
+		c.sess.known.drop(t.name)
+	}
 	c.p.cfg.Metrics.Dialed(time.Since(start), err == nil)
 	return u, err
 }
@@ -42,9 +45,14 @@ func (c *conn) resolve(ctx context.Context, t target, rule *policy.Rule) ([]neti
 		why.rule = rule
 		return nil, *why
 	}
-	all, err := c.p.resolver.lookup(ctx, c.sess.doc.Mark, t.name)
-	if err != nil {
-		return nil, refusal{reason.ResolveFailed, err.Error(), rule}
+	all := c.sess.known.get(t.name, time.Now())
+	if all == nil {
+		said, err := c.p.resolver.lookup(ctx, c.sess.doc.Mark, t.name)
+		if err != nil {
+			return nil, refusal{reason.ResolveFailed, err.Error(), rule}
+		}
+		c.sess.known.put(t.name, said, time.Now())
+		all = said.addrs
 	}
 	if r = c.sess.current(); r == nil { // resolving took time
 		return nil, refusal{reason.PolicyNotLoaded, "", rule}

@@ -431,6 +431,7 @@ type fakeDNS struct {
 	zone  map[string]func() []netip.Addr
 	asked atomic.Int64
 	cut   atomic.Bool // UDP answers come truncated
+	ttl   atomic.Uint32
 }
 
 func newFakeDNS(t testing.TB) *fakeDNS {
@@ -495,11 +496,11 @@ func (f *fakeDNS) answer(msg []byte, cut bool) []byte {
 	default:
 		edge := dnsmessage.MustNewName("edge.cdn.test.")
 		out.Answers = append(out.Answers, dnsmessage.Resource{
-			Header: dnsmessage.ResourceHeader{Name: q.Name, Class: dnsmessage.ClassINET},
+			Header: dnsmessage.ResourceHeader{Name: q.Name, Class: dnsmessage.ClassINET, TTL: f.ttl.Load()},
 			Body:   &dnsmessage.CNAMEResource{CNAME: edge},
 		})
 		for _, a := range fn() {
-			res := dnsmessage.Resource{Header: dnsmessage.ResourceHeader{Name: edge, Class: dnsmessage.ClassINET}}
+			res := dnsmessage.Resource{Header: dnsmessage.ResourceHeader{Name: edge, Class: dnsmessage.ClassINET, TTL: f.ttl.Load()}}
 			if a.Is4() {
 				res.Body = &dnsmessage.AResource{A: a.As4()}
 			} else {
