@@ -100,6 +100,7 @@ func protocols(h2 bool) []string {
 
 // send sends a judged request upstream. A failure becomes a response too, so that the kid learns why.
 func (x *exchange) send(r *http.Request) *http.Response {
+	m := newMask(x.swapped)
 	resp, err := x.layer.client(x.rule).RoundTrip(r)
 	if err != nil {
 		why := asRefusal(err)
@@ -108,9 +109,10 @@ func (x *exchange) send(r *http.Request) *http.Response {
 		} else if !errors.As(err, new(refusal)) {
 			why.detail = "the upstream server did not answer: " + why.detail
 		}
+		why.detail = m.text(why.detail) // it may quote the server
 		return x.refuse(why)
 	}
-	maskHeaders(resp.Header, x.swapped)
+	m.header(resp.Header)
 	if resp.StatusCode == http.StatusSwitchingProtocols {
 		if !x.head.tunnel {
 			resp.Body.Close() //nolint:errcheck // refused
@@ -119,7 +121,11 @@ func (x *exchange) send(r *http.Request) *http.Response {
 		return resp // goproxy relays; the sockets count
 	}
 	dropHopFields(resp.Header)
-	resp.Body = &answerBody{ReadCloser: resp.Body, x: x, mask: newMask(x.swapped)}
+	if m != nil && !uncompress(r, resp) {
+		resp.Body.Close() // refused
+		return x.refuse(refusal{reason.DialFailed, "the server compressed an answer to a request that carried a secret, in a way in which the answer cannot be looked through: send the request without Range, or ask the service for plain answers", x.rule})
+	}
+	resp.Body = &answerBody{ReadCloser: resp.Body, x: x, mask: m, resp: resp}
 	return resp
 }
 
@@ -141,12 +147,16 @@ type answerBody struct {
 	io.ReadCloser
 	x    *exchange
 	mask *mask
+	resp *http.Response // its trailer is there when the body has ended
 }
 
 func (b *answerBody) Read(p []byte) (int, error) {
 	n, err := b.mask.read(b.ReadCloser, p)
 	b.x.down.Add(int64(n))
-	if err != nil && !errors.Is(err, io.EOF) {
+	switch {
+	case errors.Is(err, io.EOF):
+		b.mask.header(b.resp.Trailer)
+	case err != nil:
 		b.x.broken = err
 	}
 	return n, err
@@ -210,17 +220,4 @@ func (w *responder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	nc, rw, err := w.ResponseWriter.(http.Hijacker).Hijack()
 	w.hijacked = err == nil
 	return nc, rw, err
-}
-
-// maskHeaders blanks secrets that a server sends back in header fields.
-func maskHeaders(h http.Header, secrets []secret) {
-	for _, values := range h {
-		for i := range values {
-			for _, s := range secrets {
-				if len(s.value) >= minMasked {
-					values[i] = strings.ReplaceAll(values[i], s.value, strings.Repeat("*", len(s.value)))
-				}
-			}
-		}
-	}
 }

@@ -2,13 +2,17 @@ package proxy
 
 import (
 	"bufio"
+	"compress/gzip"
 	"context"
 	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -254,6 +258,70 @@ func TestTokensAreSwappedAtEveryUse(t *testing.T) {
 	rec := w.records.wait(t, "a use", func(r audit.Record) bool { return r.Fields["secrets"] == "api" })
 	if strings.Contains(fmt.Sprintf("%+v", rec), realValue) || len(w.records.secrets) == 0 {
 		t.Error("the record holds the value, or the log was not told to redact it")
+	}
+}
+
+// TestSecretsDoNotComeBack (invariant 3): services that show what they were sent exist, and a kid may ask one on
+// purpose. Whatever part of the answer holds the secret, in the forms in which such services write it down, the
+// kid does not get it; and an answer that cannot be looked through does not reach it.
+func TestSecretsDoNotComeBack(t *testing.T) {
+	const value = "s3cr+t/va=lue <with> \"all\" %20 of it"
+	shown := map[string]string{
+		"hex": hex.EncodeToString([]byte(value)), "query": url.QueryEscape(value), "base64": base64.StdEncoding.EncodeToString([]byte(value)),
+		"basic": base64.StdEncoding.EncodeToString([]byte("u:" + value)), "base64url": base64.URLEncoding.EncodeToString([]byte("me:" + value)),
+	}
+	js, err := json.Marshal(map[string]string{"authorization": value})
+	must(t, err)
+	shown["json"] = string(js)
+	handler := func(rw http.ResponseWriter, r *http.Request) {
+		switch kind := strings.TrimPrefix(r.URL.Path, "/"); kind {
+		case "trailer":
+			rw.Header().Set("Trailer", "X-Echo")
+			io.WriteString(rw, "body")
+			rw.Header().Set("X-Echo", value)
+		case "gzip", "br", "gzip+trailer":
+			rw.Header().Set("Content-Encoding", kind[:min(4, len(kind))])
+			rw.Header().Set("Trailer", "X-Echo")
+			z := gzip.NewWriter(rw)
+			io.WriteString(z, "body "+value)
+			z.Close()
+			rw.Header().Set("X-Echo", value)
+		case "not http", "bad header":
+			nc, _, err := http.NewResponseController(rw).Hijack()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer nc.Close()
+			io.WriteString(nc, map[string]string{"not http": "", "bad header": "HTTP/1.1 200 OK\r\n"}[kind]+value+"\r\n\r\n")
+		default:
+			io.WriteString(rw, "body "+shown[kind])
+		}
+	}
+	for kind, status := range map[string]int{
+		"trailer": 200, "gzip": 200, "gzip+trailer": 200, "br": 502, "not http": 502, "bad header": 502,
+		"hex": 200, "query": 200, "base64": 200, "basic": 200, "base64url": 200, "json": 200,
+	} {
+		t.Run(kind, func(t *testing.T) {
+			w := newWorld(t)
+			w.tokens.resolve = func(context.Context, wire.ResolveRequest) (wire.ResolveReply, error) {
+				return wire.ResolveReply{Secret: "api", Value: value}, nil
+			}
+			c, _ := w.judged(false, http.HandlerFunc(handler), func(r *policy.Rule) { r.Credential = "api" })
+			resp := ask(t, c, "GET /"+url.PathEscape(kind)+" HTTP/1.1\r\nHost: "+apiHost+"\r\nX-Key: "+token+"\r\n\r\n", 1)[0]
+			body, err := io.ReadAll(resp.Body)
+			must(t, err)
+			if resp.StatusCode != status || status == 200 && !strings.HasPrefix(string(body), "body") {
+				t.Errorf("%d %q", resp.StatusCode, body)
+			}
+			text := fmt.Sprintf("%s %v %v", body, resp.Header, resp.Trailer)
+			// Ten bytes from the middle give it away in whatever alignment and quoting.
+			for _, hint := range []string{value[4:14], `t\/va=lue`, hex.EncodeToString([]byte(value[4:14])), url.QueryEscape(value[4:14]), shown["base64"][8:16], shown["basic"][8:16], shown["base64url"][8:16]} {
+				if strings.Contains(text, hint) {
+					t.Errorf("the secret came back, %q is in %s", hint, text)
+				}
+			}
+		})
 	}
 }
 
