@@ -135,13 +135,13 @@ func (f *Filter) record(q *query, a *answer) {
 	outcome, key := audit.OutcomeDeny, ""
 	if a.code == reason.OK {
 		// Only repeats of what is allowed are folded: refusals are shown one by one while there is room.
-		outcome, key = audit.OutcomeAllow, a.qtype+" "+a.name
+		outcome, key = audit.OutcomeAllow, lookupKey(a.qtype, a.name)
 	}
-	group := "unknown"
+	group := "unknown " + outcome
 	if q.kid != nil {
-		group = q.kid.doc.ID
+		group = q.kid.group(outcome)
 	}
-	f.tally.Add(group+" "+outcome, key, func() audit.Record {
+	f.tally.Add(group, key, func() audit.Record {
 		r := audit.Record{Event: audit.EventLookup, Outcome: outcome, Reason: a.code, Rule: a.rule, Detail: a.detail, Actor: "kid",
 			Dst: &audit.Dst{Name: a.name, Addr: a.addr, Proto: proto}}
 		if a.qtype != "" {

@@ -69,9 +69,12 @@ func sockopts(udp bool) func(network, address string, c syscall.RawConn) error {
 
 // serveUDP answers on one socket until ctx ends; then it returns nil.
 func (f *Filter) serveUDP(ctx context.Context, c *net.UDPConn) error {
-	buf := make([]byte, 64<<10)
+	b, err := newBatch(c)
+	if err != nil {
+		return err
+	}
 	for {
-		n, src, err := c.ReadFromUDPAddrPort(buf)
+		n, err := b.receive()
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -81,11 +84,19 @@ func (f *Filter) serveUDP(ctx context.Context, c *net.UDPConn) error {
 			}
 			return err
 		}
-		q := query{raw: buf[:n], src: netip.AddrPortFrom(src.Addr().Unmap(), src.Port())}
-		q.kid = f.sessions.byAddr(q.src.Addr())
-		if reply := f.handle(&q); reply != nil {
-			// A reply that cannot be sent (the kid is gone, its link is down) concerns that kid alone.
-			c.WriteToUDPAddrPort(reply, src) //nolint:errcheck // as above
+		for i := range n {
+			raw, src := b.query(i)
+			q := query{raw: raw, src: src, kid: f.sessions.byAddr(src.Addr())}
+			reply := f.fast(&q, b.space(i))
+			if reply == nil {
+				reply = f.handle(&q)
+			}
+			if len(reply) > 0 {
+				b.reply(i, reply)
+			}
+		}
+		if err := b.send(); err != nil && ctx.Err() == nil {
+			return err
 		}
 	}
 }

@@ -26,6 +26,7 @@ type kid struct {
 	policy *policy.Policy
 	exact  map[string]netip.Addr // of the policy's exact hosts
 	names  *names                // of names that match wildcards
+	ready  map[string]*exactName // what fast answers
 	limit  *limiter
 }
 
@@ -159,6 +160,7 @@ func (f *Filter) compile(doc *session.Session, old *kid) (*kid, error) {
 	for _, name := range doc.Names {
 		k.exact[name], _ = table.Addr(name)
 	}
+	k.ready = k.exactNames()
 	if old != nil {
 		k.limit = old.limit
 		old.names.close()

@@ -10,12 +10,13 @@ import (
 type DNSFilter struct {
 	answered, dropped *prometheus.CounterVec
 	sessions          prometheus.Gauge
+	udpOK             prometheus.Counter // of answered, looked up once: nearly all there is
 }
 
 // NewDNSFilter registers dnsfilter's metrics in r.
 func NewDNSFilter(r *Registry) *DNSFilter {
 	f := r.with()
-	return &DNSFilter{
+	d := &DNSFilter{
 		answered: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "tagout_dnsfilter_queries_total", Help: "Messages answered; reason ok is an allowed lookup."}, []string{"proto", "reason"}),
 		dropped: f.NewCounterVec(prometheus.CounterOpts{
@@ -23,10 +24,16 @@ func NewDNSFilter(r *Registry) *DNSFilter {
 		sessions: f.NewGauge(prometheus.GaugeOpts{
 			Name: "tagout_dnsfilter_sessions", Help: "Sessions whose policy is loaded."}),
 	}
+	d.udpOK = d.answered.WithLabelValues("udp", reason.OK.String())
+	return d
 }
 
 // Answered adds one message that was answered.
 func (d *DNSFilter) Answered(proto string, code reason.Code) {
+	if proto == "udp" && code == reason.OK {
+		d.udpOK.Inc()
+		return
+	}
 	d.answered.WithLabelValues(proto, code.String()).Inc()
 }
 
