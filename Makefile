@@ -9,6 +9,9 @@ BIN := build/bin
 CMDS := tagout sandboxd proxy dnsfilter credd killswitchd kid-init hostile
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS := -s -w -X main.version=$(VERSION)
+RACEPKGS := ./proxy ./dnsfilter ./killswitch ./sandboxd/events $(addprefix ./internal/,alert audit card config \
+	control credential instance policy session suggest tally vaddr)
+FUZZTIME ?= 10m
 export CGO_ENABLED ?= 0
 
 .PHONY: build setup demo test test-race bench bench-egress lint generate check-generated fuzz clean
@@ -49,6 +52,14 @@ generate: ## Compile the BPF programs (needs clang, llvm, libbpf-dev)
 
 check-generated: generate ## Fail when the committed BPF objects are not what the sources give
 	git diff --exit-code -- bpf
+
+fuzz: ## Fuzz every parser of hostile bytes, FUZZTIME each (default 10m)
+	@for file in $$(git grep -l '^func Fuzz' -- '*_test.go'); do \
+		for target in $$(sed -n 's/^func \(Fuzz[A-Za-z0-9]*\)(.*/\1/p' $$file); do \
+			echo "fuzzing $$target in $$(dirname $$file) for $(FUZZTIME)"; \
+			go test ./$$(dirname $$file) -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME); \
+		done; \
+	done
 
 clean:
 	rm -rf build
