@@ -66,6 +66,9 @@ func (p *Proxy) nameOf(ctx context.Context, r *rules, mark uint32, addr netip.Ad
 // wrote into a name leaves the box, and by way of the explicit proxy dnsfilter has never seen the name. A late
 // or failing answer means no.
 func (p *Proxy) claim(ctx context.Context, r *rules, mark uint32, name string) *refusal {
+	if r == nil {
+		return &refusal{code: reason.PolicyNotLoaded}
+	}
 	if _, exact := r.exact.Addr(name); exact {
 		return nil
 	}
