@@ -1,6 +1,11 @@
 package proxy
 
-import "golang.org/x/sys/unix"
+import (
+	"context"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
 
 // pipe is what splice(2) needs between two sockets. Only directions in which bytes move hold one.
 type pipe struct{ r, w int }
@@ -33,6 +38,39 @@ func (p *pipe) giveBack(empty bool) {
 		default:
 		}
 	}
+	p.close()
+}
+
+func (p *pipe) close() {
 	unix.Close(p.r) // nothing is lost
 	unix.Close(p.w) // nothing is lost
+}
+
+// trimEvery is how often half of the spare pipes are closed: after a burst their descriptors are free again.
+const trimEvery = 2 * time.Second
+
+// trimPipes closes spare pipes until ctx ends.
+func trimPipes(ctx context.Context) {
+	tick := time.NewTicker(trimEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			dropSpares((len(sparePipes) + 1) / 2)
+		}
+	}
+}
+
+// dropSpares closes up to n spare pipes.
+func dropSpares(n int) {
+	for range n {
+		select {
+		case p := <-sparePipes:
+			p.close()
+		default:
+			return
+		}
+	}
 }

@@ -120,6 +120,7 @@ func (p *Proxy) Serve(ctx context.Context, explicit, transparent *net.TCPListene
 	loops.Go(func() { errs <- p.acceptLoop(ctx, transparent, viaTransparent); stop() })
 	loops.Go(func() { errs <- p.serveWeb(ctx); stop() })
 	loops.Go(func() { p.reap(ctx) })
+	loops.Go(func() { trimPipes(ctx) })
 	<-ctx.Done()
 	explicit.Close()    //nolint:errcheck // ends its loop
 	transparent.Close() //nolint:errcheck // ends its loop
