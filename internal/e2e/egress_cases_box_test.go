@@ -73,7 +73,7 @@ func (c *cases) badCards() {
 		`    - {host: svc.own.test, ports: [443], protocol: tls, methds: [GET]}`:          "write `methods:` instead",
 		`    - {host: a.test, ports: [80], protocol: http, addresses: [169.254.169.254]}`: "cannot be granted",
 	} {
-		text := strings.Replace(casesCard, line, with, 1)
+		text := strings.Replace(c.card(), line, with, 1)
 		_, err := c.box.TrySpawn("bad", text, nil)
 		if control.Status(err) != http.StatusUnprocessableEntity || !strings.Contains(err.Error(), want) || !regexp.MustCompile(`\b(9|10):[0-9]+`).MatchString(err.Error()) {
 			c.t.Errorf("%s: %v", with, err)

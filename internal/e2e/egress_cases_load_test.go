@@ -12,7 +12,7 @@ import (
 // admits. How much slower the other kid gets is for make bench-egress; here it is served, over and over.
 func (c *cases) tenThousandConnections() {
 	const crowd = 10_000
-	other := c.box.Spawn(casesCard, nil)
+	other := c.box.Spawn(c.card(), nil)
 	before := c.box.OpenFiles(instance.Proxy)
 	done := make(chan []outcome, 1)
 	go func() {

@@ -52,7 +52,7 @@ egress:
     - {host: slow.vendor.test, ports: [7101], protocol: tcp}
     - {host: many.vendor.test, ports: [7102], protocol: tcp}
     - {host: "*.turn.test", ports: [7100], protocol: tcp}
-    - {host: granted.test, ports: [7100], protocol: tcp, addresses: [10.99.99.5]}
+    - {host: granted.test, ports: [7100], protocol: tcp, addresses: [PRIVATE]}
     - {host: bücher.vendor.test, ports: [443], protocol: tls}
     - {host: intranet, ports: [443], protocol: tls}
 limits: {pids: 128, memory: 512MiB, cpus: 1, openFiles: 16384}
@@ -137,9 +137,12 @@ func startCases(t *testing.T) *cases {
 		fmt.Fprint(conn, n)
 	})
 	t.Cleanup(c.letRead)
-	c.kid, c.unchecked = c.box.Spawn(casesCard, nil), c.box.Spawn(uncheckedCard, nil)
+	c.kid, c.unchecked = c.box.Spawn(c.card(), nil), c.box.Spawn(uncheckedCard, nil)
 	return c
 }
+
+// card is casesCard for this box.
+func (c *cases) card() string { return strings.Replace(casesCard, "PRIVATE", c.private(), 1) }
 
 // on returns c for a subtest: what fails, fails there.
 func (c *cases) on(t *testing.T) *cases {

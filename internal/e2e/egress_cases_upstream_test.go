@@ -19,11 +19,12 @@ func (c *cases) echoed(name string) (outcome, bool) {
 }
 
 // E09. With a public answer the same name is reached: it is the answer that is refused. An answer without an
-// IPv4 address is none.
+// IPv4 address is none. The addresses of this machine come first and a failure ends the case: where the check is
+// broken, nothing is sent to addresses of others.
 func (c *cases) privateAnswers() {
 	dns := c.box.Net.DNS
 	for i, a := range []string{
-		"127.0.0.1", "10.0.0.5", "169.254.169.254", "100.100.100.200", "0.0.0.0", "198.18.0.1", c.gateway(),
+		"127.0.0.1", c.gateway(), "0.0.0.0", "10.0.0.5", "169.254.169.254", "100.100.100.200", "198.18.0.1",
 		"::1", "fe80::1", "::ffff:192.168.1.1", "64:ff9b::a9fe:a9fe",
 	} {
 		name, want := fmt.Sprintf("p%d.turn.test", i), reason.PrivateAnswer
@@ -36,7 +37,7 @@ func (c *cases) privateAnswers() {
 		}
 		rec := c.box.WaitRecord(a, func(r *audit.Record) bool { return r.Event == audit.EventConnOpened && named(name)(r) })
 		if rec.Reason != want || want == reason.PrivateAnswer && !strings.Contains(rec.Detail, a) {
-			c.t.Errorf("%s: refused as %v: %s", a, rec.Reason, rec.Detail)
+			c.t.Fatalf("%s: refused as %v: %s", a, rec.Reason, rec.Detail)
 		}
 		if want == reason.PrivateAnswer {
 			c.box.WaitAlert(rec.ID)
@@ -49,9 +50,12 @@ func (c *cases) privateAnswers() {
 	c.grantedAddress()
 }
 
+// private is the address that casesCard grants to granted.test: another one on each box of this machine.
+func (c *cases) private() string { return fmt.Sprintf("10.99.99.%d", 16+c.box.Inst.Slot()) }
+
 // grantedAddress reaches a private address that the card grants to this host alone.
 func (c *cases) grantedAddress() {
-	const private = "10.99.99.5"
+	private := c.private()
 	run := func(argv ...string) {
 		c.t.Helper()
 		if raw, err := exec.Command("ip", argv...).CombinedOutput(); err != nil {
@@ -73,12 +77,13 @@ func (c *cases) grantedAddress() {
 	}
 }
 
-// E10. Every lookup brings another set with a TTL of 0, each with a dead address first; a connection that
-// stands lives through it.
+// E10. Every lookup brings another set with a TTL of 0: with an address first that refuses, with one that nobody
+// has, and with one of somebody else. A connection that stands lives through it.
 func (c *cases) answersThatChange() {
 	live := c.box.Net.FilesAddr()
-	dead := live.Prev().Prev() // the resolver's: nothing listens at this port
-	c.box.Net.DNS.Rotate("a.turn.test", []netip.Addr{dead, live}, []netip.Addr{live, dead}, []netip.Addr{c.box.Net.EvilAddr(), live})
+	dead := c.box.Net.DNSAddr()          // nothing listens at this port
+	nobody := c.box.Net.OwnAddr().Next() // no answer at all
+	c.box.Net.DNS.Rotate("a.turn.test", []netip.Addr{dead, live}, []netip.Addr{nobody, live}, []netip.Addr{c.box.Net.EvilAddr(), live})
 	defer c.box.Net.DNS.Rotate("a.turn.test")
 	long := make(chan []outcome, 1)
 	before := c.box.Net.DNS.Count("a.turn.test")
