@@ -13,6 +13,11 @@ case "${1:-}" in
 "") ;;
 test)
 	want prometheus-alertmanager prometheus-alertmanager # alerts are tested against it
+	# The clients that kids are tested with; busybox has openssl speak TLS.
+	for client in curl wget busybox openssl git python3 npm iodine; do
+		want "$client" "$client"
+	done
+	want node nodejs
 	;;
 generate)
 	want clang clang

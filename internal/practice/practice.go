@@ -9,7 +9,7 @@
 //	alerts        .6  HTTP webhook on port 8080 that keeps alert lines
 //	evil          .7  the attacker's sink: listens, never answers
 //	svc.own       .8  HTTPS service of the user's own; asks credd about every token it is shown
-//	registry      .9  HTTP and HTTPS shelf for what ordinary clients fetch; mirror is its second name
+//	registry      .9  HTTP and HTTPS shelf for what ordinary clients fetch; mirror and git are it too
 //
 // The servers run in the calling process; only their sockets live in the namespace. Everything that arrives is
 // noted with CLOCK_MONOTONIC timestamps, so that the caller can be an outside observer of a stop. A timestamp

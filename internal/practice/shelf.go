@@ -15,9 +15,12 @@ import (
 const (
 	NameRegistry = "registry.vendor.test"
 	NameMirror   = "mirror.vendor.test"
+	NameGit      = "git.vendor.test"
 )
 
-// Shelf is the server at registry.vendor.test and mirror.vendor.test, over HTTP and HTTPS, HTTP/1.1 and 2. It
+func shelfNames() []string { return []string{NameRegistry, NameMirror, NameGit} }
+
+// Shelf is the server at registry, mirror and git.vendor.test, over HTTP and HTTPS, HTTP/1.1 and 2. It
 // has what ordinary clients fetch; package registries and repositories are put on it by whoever needs them.
 //
 //	GET  /hello.txt     a short text
@@ -65,7 +68,7 @@ func (n *Internet) startShelf() error {
 		fmt.Fprintf(w, "%d\n", size)
 	})
 	s.mux.Handle("GET /redirect", http.RedirectHandler("https://"+NameEvil+"/", http.StatusFound))
-	for _, name := range []string{NameRegistry, NameMirror} {
+	for _, name := range shelfNames() {
 		n.DNS.SetHost(name, n.ShelfAddr())
 	}
 	return errors.Join(n.serveHTTP(n.ShelfAddr(), 80, "", s), n.serveShelfTLS(s))
@@ -74,10 +77,10 @@ func (n *Internet) startShelf() error {
 // ShelfAddr is where the shelf listens.
 func (n *Internet) ShelfAddr() netip.Addr { return addr(n.inst, 9) }
 
-// serveShelfTLS serves both names, each with its own certificate.
+// serveShelfTLS serves all names, each with its own certificate.
 func (n *Internet) serveShelfTLS(s *Shelf) error {
 	cfg := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}}
-	for _, name := range []string{NameRegistry, NameMirror} {
+	for _, name := range shelfNames() {
 		one, err := n.ca.serverTLS(name)
 		if err != nil {
 			return err

@@ -12,7 +12,7 @@ import (
 	"tagout/internal/practice"
 )
 
-func TestShelfServesBothNames(t *testing.T) {
+func TestShelfServesItsNames(t *testing.T) {
 	n := start(t, "tprshelf", "")
 	n.Shelf.Handle("GET /extra/", http.StripPrefix("/extra", http.NotFoundHandler()))
 	c := &http.Client{Timeout: within, Transport: &http.Transport{
@@ -24,7 +24,7 @@ func TestShelfServesBothNames(t *testing.T) {
 		},
 	}}
 	t.Cleanup(c.CloseIdleConnections)
-	for _, name := range []string{practice.NameRegistry, practice.NameMirror} {
+	for _, name := range []string{practice.NameRegistry, practice.NameMirror, practice.NameGit} {
 		if _, body := get(t, c, "http://"+name+"/hello.txt"); body != "hello from "+name+"\n" {
 			t.Errorf("http://%s: %q", name, body)
 		}
