@@ -1,6 +1,9 @@
 package main
 
 import (
+	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -15,12 +18,18 @@ const unlimited = 10_000_000
 
 func (a *app) benchEgressCommand() *cobra.Command {
 	var bin, peers, out string
+	var only []string
 	var rounds, idle int
 	var during time.Duration
 	var short bool
 	cmd := &cobra.Command{
 		Use: "egress", Short: "Measure the road out beside other proxies and resolvers, in a box of its own", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			for _, part := range only {
+				if !slices.Contains(bench.EgressParts[:], part) {
+					return usage(fmt.Errorf("no part is called %q: choose from %s", part, strings.Join(bench.EgressParts[:], ", ")))
+				}
+			}
 			if short { // figures of no meaning, to see that all of them can be taken
 				rounds, during, idle = 1, 100*time.Millisecond, 20
 			}
@@ -29,7 +38,7 @@ func (a *app) benchEgressCommand() *cobra.Command {
 			}
 			return a.withPracticeBoxOf(cmd.Context(), a.ownName(cmd, "egress"), bin, "", change, func(p practiceBox) error {
 				_, err := bench.RunEgress(cmd.Context(), bench.EgressConfig{
-					Inst: p.inst, Internet: p.net, Peers: peers, Dir: out, Out: a.out, Rounds: rounds, During: during, Idle: idle,
+					Inst: p.inst, Internet: p.net, Peers: peers, Dir: out, Out: a.out, Rounds: rounds, During: during, Idle: idle, Only: only,
 					Hook: func() (bench.HookMeter, error) { return bpf.NewConnectMeter(p.inst.PinDir()) },
 				})
 				return err
@@ -42,6 +51,7 @@ func (a *app) benchEgressCommand() *cobra.Command {
 	cmd.Flags().IntVar(&rounds, "rounds", 3, "how often each figure is taken; the median counts")
 	cmd.Flags().DurationVar(&during, "for", 1500*time.Millisecond, "how long one measurement takes")
 	cmd.Flags().IntVar(&idle, "idle", 10000, "how many idle tunnels are held")
+	cmd.Flags().StringSliceVar(&only, "only", nil, "parts to measure: "+strings.Join(bench.EgressParts[:], ", ")+" (default: all)")
 	cmd.Flags().BoolVar(&short, "short", false, "one short round with few tunnels")
 	return cmd
 }

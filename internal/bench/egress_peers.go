@@ -43,12 +43,13 @@ const certgen = "/usr/lib/squid/security_file_certgen"
 // peers are the programs beside which Tagout is measured. They live in a cgroup below the instance's, so that
 // cleaning the instance up ends them too, and die with this process.
 type peers struct {
-	e      *egress
-	dir    string // for their files
-	cgroup string
-	starts *thread
-	fd     *os.File // of the cgroup
-	at     map[string]netip.AddrPort
+	e       *egress
+	dir     string // for their files
+	cgroup  string // holds that of the programs and that of the clients, and nothing itself
+	starts  *thread
+	fd      *os.File // of the programs' cgroup
+	clients string   // cgroup of their clients, with the same share of the processors as a kid's
+	at      map[string]netip.AddrPort
 }
 
 // newPeers starts what is installed. A peer that is not there is left out, and the table says so.
@@ -66,11 +67,14 @@ func newPeers(ctx context.Context, e *egress) (p *peers, err error) {
 		return p, err
 	}
 	rel := e.Inst.CgroupRel() + "/peers"
-	if err := e.layout.Create(rel); err != nil {
+	p.cgroup = e.layout.V2(rel)
+	if err := e.layout.Create(rel + "/programs"); err != nil {
 		return p, err
 	}
-	p.cgroup = e.layout.V2(rel)
-	if p.fd, err = os.Open(p.cgroup); err != nil {
+	if p.fd, err = os.Open(e.layout.V2(rel + "/programs")); err != nil {
+		return p, err
+	}
+	if p.clients, err = e.clientGroup(rel + "/clients"); err != nil {
 		return p, err
 	}
 	for i, peer := range p.list() {
@@ -80,6 +84,20 @@ func newPeers(ctx context.Context, e *egress) (p *peers, err error) {
 		}
 	}
 	return p, nil
+}
+
+// clientGroup makes the cgroup of the peers' clients and returns its directory in the hierarchy that has the cpu
+// controller. It is below the instance's, as the kids' are: were clients not held alike, a busy machine would
+// favour one of them.
+func (e *egress) clientGroup(rel string) (dir string, err error) {
+	if err := e.layout.Create(rel); err != nil {
+		return "", err
+	}
+	v1 := e.layout.V1("cpu", rel)
+	if v1 == "" {
+		return e.layout.V2(rel), nil
+	}
+	return v1, os.MkdirAll(v1, 0o755)
 }
 
 // peer is how to start one.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"tagout/internal/cgroup"
@@ -26,6 +27,7 @@ type EgressConfig struct {
 	Rounds   int           // how often each figure is taken; the median counts
 	During   time.Duration // of one measurement
 	Idle     int           // tunnels that are held open
+	Only     []string      // parts to measure, of EgressParts; nil: all
 	Hook     func() (HookMeter, error)
 }
 
@@ -69,6 +71,9 @@ type egress struct {
 	peers  *peers
 }
 
+// EgressParts names the parts of the benchmark, in their order.
+var EgressParts = [...]string{"tunnel", "open", "latency", "inspect", "dns", "hook", "idle"}
+
 // RunEgress measures the road out beside its peers and writes egress.json. An error means that something
 // could not be measured, and comes beside the figures that could; a missed target is no error and stands in
 // the table.
@@ -80,17 +85,15 @@ func RunEgress(ctx context.Context, c EgressConfig) (metrics []Metric, err error
 		return nil, fmt.Errorf("preparing to measure egress: %w", err)
 	}
 	var failed []error
-	for _, part := range []struct {
-		name string
-		run  func(context.Context) ([]Metric, error)
-	}{
-		{"tunnels", e.throughput}, {"new tunnels", e.openings}, {"latency", e.latency}, {"inspection", e.inspection},
-		{"DNS", e.dns}, {"the connect hook", e.hook}, {"idle tunnels", e.idle},
-	} {
-		ms, err := part.run(ctx)
+	for i, run := range []func(context.Context) ([]Metric, error){e.throughput, e.openings, e.latency, e.inspection, e.dns, e.hook, e.idle} {
+		name := EgressParts[i]
+		if c.Only != nil && !slices.Contains(c.Only, name) {
+			continue
+		}
+		ms, err := run(ctx)
 		if err != nil {
-			fmt.Fprintf(e.Out, "measuring %s: %v\n", part.name, err)
-			failed = append(failed, fmt.Errorf("measuring %s: %w", part.name, err))
+			fmt.Fprintf(e.Out, "measuring %s: %v\n", name, err)
+			failed = append(failed, fmt.Errorf("measuring %s: %w", name, err))
 			continue
 		}
 		metrics = append(metrics, ms...)

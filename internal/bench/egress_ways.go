@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tagout/internal/cgroup"
 	"tagout/internal/instance"
 	"tagout/internal/practice"
 	"tagout/internal/wire"
@@ -157,7 +158,13 @@ func (e *egress) inPlace(ctx context.Context, argv ...string) (loadResult, error
 	cmd := exec.CommandContext(ctx, filepath.Join(e.Peers, "load"), argv...)
 	cmd.Stdout, cmd.Stderr = &out, &said
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL, UseCgroupFD: true, CgroupFD: int(e.peers.fd.Fd())}
-	if err := e.place.inside.do(cmd.Start); err != nil {
+	err := e.place.inside.do(func() error {
+		if err := cmd.Start(); err != nil {
+			return err
+		}
+		return cgroup.Join(e.peers.clients, cmd.Process.Pid)
+	})
+	if err != nil {
 		return loadResult{}, err
 	}
 	if err := cmd.Wait(); err != nil {
