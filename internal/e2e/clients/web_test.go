@@ -25,6 +25,7 @@ func curl(t *testing.T, w *world) {
 		{name: "explicit, plain", line: "curl -sS -x $PROXY " + plain + "/hello.txt", want: "hello from registry.vendor.test", agent: "curl/"},
 		{name: "several megabytes", line: "curl -sS " + inspected + "/bytes/20000000 | wc -c", want: "20000000\n", agent: "curl/"},
 		{name: "events", line: "curl -sSN " + inspected + "/events/3 | grep -c data", want: "3\n", agent: "curl/"},
+		{name: "an event of a stream that never ends", line: "curl -sSN --max-time 2 " + inspected + "/events/0; test $? = 28", want: "data: 1\n", agent: "curl/"},
 		{name: "an upload that is not inspected", line: "head -c 3000000 /dev/zero | curl -sS --cacert $CA --data-binary @- " + uninspected + "/upload", want: "3000000\n", agent: "curl/"},
 
 		{name: "denied path", line: "curl -sS --fail-with-body " + inspected + "/secret", want: "path-not-allowed", code: reason.PathDenied, comm: "curl"},
