@@ -19,13 +19,13 @@ func (c *cases) echoed(name string) (outcome, bool) {
 }
 
 // E09. With a public answer the same name is reached: it is the answer that is refused. An answer without an
-// IPv4 address is none. The addresses of this machine come first and a failure ends the case: where the check is
-// broken, nothing is sent to addresses of others.
+// IPv4 address is none. Only addresses of this machine and of the practice internet are answered: where the check is
+// broken, nothing is sent to others. The whole list, metadata services included, is policy's TestUpstream.
 func (c *cases) privateAnswers() {
 	dns := c.box.Net.DNS
 	for i, a := range []string{
-		"127.0.0.1", c.gateway(), "0.0.0.0", "10.0.0.5", "169.254.169.254", "100.100.100.200", "198.18.0.1",
-		"::1", "fe80::1", "::ffff:192.168.1.1", "64:ff9b::a9fe:a9fe",
+		"127.0.0.1", c.gateway(), "0.0.0.0", c.kid.Addr.String(),
+		"::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1",
 	} {
 		name, want := fmt.Sprintf("p%d.turn.test", i), reason.PrivateAnswer
 		if addr := netip.MustParseAddr(a); !addr.Is4() {
