@@ -64,8 +64,8 @@ if ! command -v apt-get >/dev/null 2>&1; then
 fi
 echo "setup: installing ${need[*]}"
 export DEBIAN_FRONTEND=noninteractive
-if [ "${1:-}" = bench ] && [ ! -e /usr/sbin/policy-rc.d ]; then
-	# A package must not start its service here: the bench runs the programs itself.
+if [ ! -e /usr/sbin/policy-rc.d ]; then
+	# A package must not start its service here: tests and benches run the programs themselves.
 	printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d
 	chmod 755 /usr/sbin/policy-rc.d
 	trap 'rm -f /usr/sbin/policy-rc.d' EXIT
