@@ -12,18 +12,23 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"tagout/internal/audit"
+	"tagout/internal/bootclock"
 	"tagout/internal/policy"
 	"tagout/internal/reason"
 	"tagout/internal/session"
 	"tagout/internal/vaddr"
 )
 
-// kid is one loaded session. Its fields are set once; limit and names have locks of their own.
+// kid is one loaded session, as it stands until its next deadline. Its fields are set once; limit and names have
+// locks of their own.
 type kid struct {
 	doc    *session.Session
-	policy *policy.Policy
+	spec   policy.Spec           // of the policy: without what has run out
+	policy *policy.Policy        // nil denies everything
+	until  time.Duration         // CLOCK_BOOTTIME of the next deadline; 0 where there is none
 	exact  map[string]netip.Addr // of the policy's exact hosts
 	names  *names                // of names that match wildcards
 	ready  map[string]*exactName // what fast answers
@@ -70,8 +75,9 @@ func (s *sessions) init() {
 	s.now.Store(&tables{byAddr: map[netip.Addr]*kid{}, byMark: map[uint32]*kid{}, byKid: map[string]*kid{}})
 }
 
-func (s *sessions) byAddr(a netip.Addr) *kid { return s.now.Load().byAddr[a] }
-func (s *sessions) byMark(mark uint32) *kid  { return s.now.Load().byMark[mark] }
+// byAddr and byMark find who asks, without what has run out. byKid tells only what is loaded.
+func (s *sessions) byAddr(a netip.Addr) *kid { return s.fresh(s.now.Load().byAddr[a]) }
+func (s *sessions) byMark(mark uint32) *kid  { return s.fresh(s.now.Load().byMark[mark]) }
 func (s *sessions) byKid(name string) *kid   { return s.now.Load().byKid[name] }
 func (s *sessions) len() int                 { return len(s.now.Load().byKid) }
 
@@ -147,26 +153,28 @@ func (f *Filter) load(doc *session.Session) error {
 // compile builds the session's tables. old is the generation before, nil where there is none; the file of
 // names passes from it to the new one, or stays with it where compiling fails before.
 func (f *Filter) compile(doc *session.Session, old *kid) (*kid, error) {
-	p, err := policy.Compile(doc.Egress)
+	whole, err := policy.Compile(doc.Egress)
 	if err != nil {
 		return nil, fmt.Errorf("loading session %s: %w", doc.ID, err)
 	}
-	doc.AddNames(p.ExactHosts())
+	doc.AddNames(whole.ExactHosts()) // of what has run out too: no name's address may move
 	table, err := vaddr.New(f.cfg.Virtual, doc.Names)
 	if err != nil {
 		return nil, fmt.Errorf("loading session %s: %w", doc.ID, err)
 	}
-	k := &kid{doc: doc, policy: p, exact: make(map[string]netip.Addr, len(doc.Names)), limit: newLimiter(f.cfg.Rate, f.cfg.Burst)}
+	k := &kid{doc: doc, spec: doc.Egress, exact: make(map[string]netip.Addr, len(doc.Names)), limit: newLimiter(f.cfg.Rate, f.cfg.Burst)}
 	for _, name := range doc.Names {
 		k.exact[name], _ = table.Addr(name)
 	}
-	k.ready = k.exactNames()
+	if k, err = k.at(bootclock.Now()); err != nil {
+		return nil, err
+	}
 	if old != nil {
 		k.limit = old.limit
 		old.names.close()
 	}
 	k.names, err = openNames(f.namesPath(doc.ID), table, func(name string) bool {
-		_, d := p.Lookup(name)
+		_, d := k.policy.Lookup(name)
 		return d.Verdict == policy.Allow
 	})
 	if err != nil {
