@@ -68,6 +68,7 @@ type headConn struct {
 	open    int    // guarded by mu: requests passed and not finished
 	aborted bool   // guarded by mu: the read deadline lies in the past
 	closed  bool   // guarded by mu
+	fault   *head  // guarded by mu: why a body was refused in its middle
 }
 
 func newHeadConn(c net.Conn, prefix []byte) *headConn {
@@ -238,8 +239,22 @@ func (h *headConn) refuse(code reason.Code, detail string) bool {
 	if h.state == inHead {
 		return h.refuseHead(head{code: code, detail: detail})
 	}
+	h.mu.Lock()
+	h.fault = &head{code: code, detail: detail}
+	h.mu.Unlock()
 	h.state, h.in = refused, nil
 	return true
+}
+
+// bodyFault says why the body that is read now, the last one of the connection, was refused; nil where it was
+// not.
+func (h *headConn) bodyFault() *refusal {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.fault == nil {
+		return nil
+	}
+	return &refusal{code: h.fault.code, detail: h.fault.detail}
 }
 
 // refuseHead ends the stream in front of a request: the server gets a stand-in, so that the refusal is

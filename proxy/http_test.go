@@ -355,6 +355,50 @@ func TestTokenRefusals(t *testing.T) {
 	}
 }
 
+// A body that can be read in two ways, or that ends early, is the kid's fault and not the server's: the kid is
+// told so, and the record says so. The same request with a whole body passes.
+func TestBrokenBodies(t *testing.T) {
+	const post = "POST / HTTP/1.1\r\nHost: " + apiHost + "\r\n"
+	for _, tc := range []struct {
+		name, raw string
+		want      reason.Code
+	}{
+		{"whole", "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", reason.OK},
+		{"a size that is none", "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\nxyz\r\n", reason.AmbiguousHTTP},
+		{"a bare line feed", "Transfer-Encoding: chunked\r\n\r\n5\nhello\r\n0\r\n\r\n", reason.AmbiguousHTTP},
+		{"longer than its size", "Transfer-Encoding: chunked\r\n\r\n2\r\nhello\r\n0\r\n\r\n", reason.AmbiguousHTTP},
+		{"a folded trailer", "Transfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\nX: 1\r\n y\r\n\r\n", reason.AmbiguousHTTP},
+		{"chunks that end early", "Transfer-Encoding: chunked\r\n\r\n5\r\nhel", reason.Malformed},
+		{"a length that is not reached", "Content-Length: 10\r\n\r\nhello", reason.Malformed},
+	} {
+		for _, secure := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, secure %v", tc.name, secure), func(t *testing.T) {
+				w := newWorld(t)
+				c, _ := w.judged(secure, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { io.Copy(io.Discard, r.Body) }), nil)
+				io.WriteString(c, post+tc.raw)
+				if tc.want == reason.Malformed {
+					must(t, c.(interface{ CloseWrite() error }).CloseWrite())
+				}
+				resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+				must(t, err)
+				if tc.want == reason.OK {
+					if resp.StatusCode != 200 {
+						t.Errorf("status %d", resp.StatusCode)
+					}
+					return
+				}
+				if got := problemOf(t, resp).Reason; got != tc.want || resp.StatusCode != 403 {
+					t.Errorf("%d %v, want 403 %v", resp.StatusCode, got, tc.want)
+				}
+				rec := w.records.wait(t, "the request", func(r audit.Record) bool { return r.Event == audit.EventRequest })
+				if rec.Reason != tc.want || rec.Outcome != audit.OutcomeDeny {
+					t.Errorf("recorded %s %v %s", rec.Outcome, rec.Reason, rec.Detail)
+				}
+			})
+		}
+	}
+}
+
 // Events come through one by one, while the server still writes.
 func TestStreamsAreNotHeldBack(t *testing.T) {
 	for _, kind := range []string{"text/event-stream", "application/x-ndjson"} {

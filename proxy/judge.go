@@ -40,6 +40,7 @@ type exchange struct {
 	up      atomic.Int64 // bytes of the bodies
 	down    atomic.Int64
 	broken  error                   // why the answer's body ended early
+	torn    atomic.Bool             // the request's body ended early
 	ended   atomic.Pointer[refusal] // why it was ended from outside
 
 	mu     sync.Mutex
@@ -267,7 +268,7 @@ func (x *exchange) rewrite(r *http.Request) {
 		r.Header["User-Agent"] = []string{""} // or the client would put in its own
 	}
 	if r.Body != nil && r.Body != http.NoBody {
-		r.Body = &countedBody{ReadCloser: r.Body, n: &x.up}
+		r.Body = &countedBody{ReadCloser: r.Body, x: x}
 	}
 }
 
@@ -311,7 +312,8 @@ func writeProblem(w http.ResponseWriter, prob problem, hangUp bool) {
 	w.Write(prob.body()) //nolint:errcheck // the client is gone
 }
 
-// cause says why Tagout itself ended a request that it had let pass, nil where it did not.
+// cause says why Tagout itself ended a request that it had let pass, or what in the request made it end; nil
+// where neither did.
 func (x *exchange) cause() *refusal {
 	if why := x.ended.Load(); why != nil {
 		return why
@@ -321,7 +323,7 @@ func (x *exchange) cause() *refusal {
 			return &refusal{reason.ByteLimit, detail, x.rule}
 		}
 	}
-	return nil
+	return x.fault()
 }
 
 // record writes what became of the request; once, when it is over.
@@ -359,16 +361,32 @@ func (x *exchange) record() {
 	x.c.p.cfg.Audit.Log(r)
 }
 
-// countedBody counts what is read of a request's body.
+// countedBody counts what is read of a request's body, and notices when it ends early.
 type countedBody struct {
 	io.ReadCloser
-	n *atomic.Int64
+	x *exchange
 }
 
 func (b *countedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	b.n.Add(int64(n))
+	b.x.up.Add(int64(n))
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		b.x.torn.Store(true)
+	}
 	return n, err
+}
+
+// fault says what was wrong with the request's body, nil where nothing was.
+func (x *exchange) fault() *refusal {
+	if !x.layer.h2 {
+		if why := x.layer.bodyFault(); why != nil {
+			return why
+		}
+	}
+	if !x.torn.Load() {
+		return nil
+	}
+	return &refusal{code: reason.Malformed, detail: "the request's body ended early"}
 }
 
 // webLog takes what the HTTP libraries have to say.

@@ -188,6 +188,9 @@ func (p *Proxy) serveRequests(c *conn, l *layer, nc net.Conn, seen []byte) {
 		return
 	}
 	p.feedWeb(l, l)
+	if why := l.bodyFault(); why != nil {
+		c.blame(why.code, why.detail)
+	}
 	l.recordUnserved()
 }
 

@@ -120,7 +120,7 @@ func TestByteLimitOfANewerPolicy(t *testing.T) {
 	}
 }
 
-// Judged requests: the answer breaks off, the next request is refused in words, HTTP/1.1 and HTTP/2.
+// Judged requests: the answer breaks off at the limit, HTTP/1.1 and HTTP/2.
 func TestByteLimitOfRequests(t *testing.T) {
 	for _, h2 := range []bool{false, true} {
 		t.Run(fmt.Sprintf("h2 %v", h2), func(t *testing.T) {
@@ -149,16 +149,74 @@ func TestByteLimitOfRequests(t *testing.T) {
 	}
 }
 
+// Once a limit is spent the next request is refused in words: on the same connection with HTTP/2, on the next one
+// with HTTP/1.1, whose connection the broken answer ended. Without the limit the same requests pass.
+func TestRequestsBehindASpentLimit(t *testing.T) {
+	const size = 1 << 20
+	for _, limit := range []int64{size / 2, 0} {
+		t.Run(fmt.Sprintf("h2, limit %d", limit), func(t *testing.T) {
+			w := newWorld(t)
+			at := w.h2web(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) { io.CopyN(rw, zeros{}, size) }))
+			w.allowInspected(at, func(r *policy.Rule) { r.MaxDown = limit })
+			c := w.h2client(at)
+			for i := range 2 {
+				resp, err := c.Get(urlOf(at, "/"))
+				must(t, err)
+				if i == 1 && limit != 0 {
+					if p := problemOf(t, resp); resp.StatusCode != 403 || p.Reason != reason.ByteLimit || p.Hint == "" {
+						t.Errorf("%d %+v", resp.StatusCode, p)
+					}
+					continue
+				}
+				if n, err := io.Copy(io.Discard, resp.Body); (n == size && err == nil) != (limit == 0) {
+					t.Errorf("answer %d: %d bytes, %v", i, n, err)
+				}
+				resp.Body.Close()
+			}
+		})
+		t.Run(fmt.Sprintf("h1, limit %d", limit), func(t *testing.T) {
+			w := newWorld(t)
+			at := w.web(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) { io.CopyN(rw, zeros{}, size) }))
+			r := rule(apiHost, at.Port(), policy.HTTP)
+			r.MaxDown = limit
+			w.allow(r)
+			first := w.dialName(apiHost, at.Port())
+			io.WriteString(first, "GET / HTTP/1.1\r\nHost: "+apiHost+"\r\nConnection: close\r\n\r\n")
+			if n, _ := io.Copy(io.Discard, first); (n > size) != (limit == 0) {
+				t.Errorf("%d bytes", n)
+			}
+			want := []reason.Code{reason.OK}
+			if limit != 0 {
+				want[0] = reason.ByteLimit
+			}
+			resps := ask(t, w.dialName(apiHost, at.Port()), get(apiHost, "/"), 1)
+			if got := codes(t, resps); got[0] != want[0] || limit != 0 && resps[0].StatusCode != 403 {
+				t.Errorf("%s %v, want %v", resps[0].Status, got, want)
+			}
+		})
+	}
+}
+
+// Connections and requests each have a rate of their own. Without it the same ones all pass.
 func TestRateOfARule(t *testing.T) {
+	for _, limited := range []bool{true, false} {
+		t.Run(fmt.Sprintf("limited %v", limited), func(t *testing.T) { testRateOfARule(t, limited) })
+	}
+}
+
+func testRateOfARule(t *testing.T, limited bool) {
 	w := newWorld(t)
 	at := w.web(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) { io.WriteString(rw, "ok") }))
 	tcp := listen(t, serverAddr, 0, echo)
 	r, raw := rule(apiHost, at.Port(), policy.HTTP), rule(fileHost, tcp.Port(), policy.TCP)
-	r.Rate, raw.Rate = 2, 1
+	if limited {
+		r.Rate, raw.Rate = 2, 1
+	}
 	w.allow(r, raw)
 	c := w.dialName(apiHost, at.Port())
 	resps := ask(t, c, strings.Repeat(get(apiHost, "/"), 3), 3)
-	if got := codes(t, resps); got[0] != reason.OK || got[2] != reason.RateLimit || resps[2].StatusCode != 403 {
+	got := codes(t, resps)
+	if got[0] != reason.OK || (got[2] == reason.RateLimit && resps[2].StatusCode == 403) != limited {
 		t.Errorf("reasons %v", got)
 	}
 	refused := 0
@@ -169,10 +227,12 @@ func TestRateOfARule(t *testing.T) {
 			refused++
 		}
 	}
-	if refused < 1 {
-		t.Error("no connection was refused")
+	if (refused > 0) != limited {
+		t.Errorf("%d connections were refused", refused)
 	}
-	w.wantRefused(reason.RateLimit)
+	if limited {
+		w.wantRefused(reason.RateLimit)
+	}
 }
 
 // A bucket never lets more pass than its burst and its rate, and fills again.
@@ -230,6 +290,24 @@ func TestRulesRunOut(t *testing.T) {
 	}
 	if e := w.proxy.sessions.find(kidAddr); e.current().until == 0 {
 		t.Error("the next deadline is forgotten")
+	}
+}
+
+// The control of TestRulesRunOut: without a deadline what lived on the rule goes on living past that time, and
+// new connections pass.
+func TestRulesWithoutADeadlineGoOn(t *testing.T) {
+	w := newWorld(t)
+	at := listen(t, serverAddr, 0, echo)
+	short, endless := rule(fileHost, at.Port(), policy.TCP), rule(apiHost, at.Port(), policy.TCP)
+	short.Expires = int64(bootclock.Now() + 100*time.Millisecond)
+	w.allow(short, endless)
+	c := w.dialName(apiHost, at.Port())
+	doomed := w.dialName(fileHost, at.Port())
+	wantCut(t, doomed) // the deadline is over, and the alarm has rung
+	for _, c := range []net.Conn{c, w.dialName(apiHost, at.Port())} {
+		io.WriteString(c, "x")
+		_, err := io.ReadFull(c, make([]byte, 1))
+		must(t, err)
 	}
 }
 
@@ -308,6 +386,33 @@ func TestOneKidCannotStarveAnother(t *testing.T) {
 	}
 	if records > uint64(opened.Load())/2 {
 		t.Errorf("%d records for %d connections", records, opened.Load())
+	}
+}
+
+// The control of the three caps: where they are far away, the same kid opens and keeps what they refuse.
+func TestWithoutCapsAKidTakesWhatItWants(t *testing.T) {
+	const far = 1 << 30
+	w := newWorld(t, func(c *Config) {
+		c.Limits.ConnsPerSession, c.Limits.NewConnsPerSecond, c.Limits.BufferPerSession = far, far, far
+	})
+	at, secure := listen(t, serverAddr, 0, echo), w.tlsServer(echo, apiHost)
+	w.allow(rule(apiHost, at.Port(), policy.TCP), rule(apiHost, secure.Port(), policy.TLS))
+	for range 60 { // more than 40 at once and more than 20 a second, as in TestOneKidCannotStarveAnother
+		c := w.dialName(apiHost, at.Port())
+		io.WriteString(c, "x")
+		_, err := io.ReadFull(c, make([]byte, 1))
+		must(t, err)
+	}
+	c := w.dialName(apiHost, secure.Port())
+	_, err := c.Write(inRecords(helloSpec{legacy: 0x0303, names: []string{apiHost}, versions: []uint16{0x0304}, keyShare: 1800, extensions: true}.message(), 1))
+	must(t, err)
+	w.records.wait(t, "the connection that TestBufferedBytesAreCapped refuses", func(r audit.Record) bool {
+		return r.Event == audit.EventConnOpened && r.Outcome == audit.OutcomeAllow && r.Dst.Proto == string(policy.TLS)
+	})
+	for _, r := range w.records.all() {
+		if r.Reason != reason.OK {
+			t.Errorf("%s %s %v", r.Event, r.Outcome, r.Reason)
+		}
 	}
 }
 
