@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -45,6 +46,17 @@ func others(name, unit string, rs map[string][]loadResult, figure func(loadResul
 	return out
 }
 
+// costs returns the processor time of Tagout's daemon for the work, beside each peer's.
+func costs(name, unit string, rs map[string][]loadResult, figure func(loadResult) float64) []Metric {
+	var out []Metric
+	for _, peer := range []string{wayExplicit, peerSplice, peerGoproxy, peerSmokescreen, peerSquid, peerTinyproxy, peerBump, peerDnsmasq, peerCoredns} {
+		if len(rs[peer]) > 0 {
+			out = append(out, AtLeast("processor time for "+name, median(rs[wayTagout], figure), unit, 0).Beside(peer, median(rs[peer], figure)))
+		}
+	}
+	return out
+}
+
 // throughput is one tunnel: a real ClientHello, then bytes that nobody encrypts.
 func (e *egress) throughput(ctx context.Context) ([]Metric, error) {
 	rs, err := e.compare(ctx, e.tunnels(), "pour")
@@ -57,7 +69,7 @@ func (e *egress) throughput(ctx context.Context) ([]Metric, error) {
 		times(name, of(wayTagout), unit, peerSplice, of(peerSplice), 1, limits),
 		times(name, of(wayTagout), unit, peerSmokescreen, of(peerSmokescreen), 1.4, limits),
 		AtLeast(name, of(wayTagout), unit, 0).Beside(wayDirect, of(wayDirect)),
-	}, others(name, unit, rs, loadResult.gigabytes, wayDirect)...), nil
+	}, slices.Concat(others(name, unit, rs, loadResult.gigabytes, wayDirect), costs("a gigabyte in a tunnel", "ms", rs, loadResult.costGB))...), nil
 }
 
 // openers is how many new tunnels are opened at a time.
@@ -74,7 +86,7 @@ func (e *egress) openings(ctx context.Context) ([]Metric, error) {
 	return append([]Metric{
 		times(name, of(wayTagout), unit, peerSmokescreen, of(peerSmokescreen), 2.5, limits),
 		AtLeast(name, of(wayTagout), unit, 0).Beside(wayDirect, of(wayDirect)),
-	}, others(name, unit, rs, loadResult.perSecond, wayDirect)...), nil
+	}, slices.Concat(others(name, unit, rs, loadResult.perSecond, wayDirect), costs("a new tunnel", "µs", rs, loadResult.cost))...), nil
 }
 
 // Targets of the latency that the road adds, in microseconds.
@@ -131,10 +143,10 @@ func (e *egress) inspection(ctx context.Context) ([]Metric, error) {
 	}
 	of := func(name string) float64 { return median(rs[name], loadResult.perSecond) }
 	const name, unit = "inspected HTTPS requests", "a second"
-	return []Metric{
+	return append([]Metric{
 		times(name, of(wayTagout), unit, peerBump, of(peerBump), 2, "TLS twice and HTTP twice for each request, and a record; the client and the server encrypt on the same processors"),
 		AtLeast(name, of(wayTagout), unit, 0).Beside(wayDirect, of(wayDirect)),
-	}, nil
+	}, costs("an inspected request", "µs", rs, loadResult.cost)...), nil
 }
 
 func (e *egress) dns(ctx context.Context) ([]Metric, error) {
@@ -143,11 +155,11 @@ func (e *egress) dns(ctx context.Context) ([]Metric, error) {
 		return nil, err
 	}
 	of := func(name string) float64 { return median(rs[name], loadResult.perSecond) }
-	const name, unit, limits = "DNS answers", "a second", "one system call a datagram each way, a policy decision and a counted record, behind the kid's programs and firewall"
-	return []Metric{
+	const name, unit, limits = "DNS answers", "a second", "the kid's side: its programs, link and firewall see each datagram; the filter itself takes and gives many with one call"
+	return append([]Metric{
 		times(name, of(wayTagout), unit, peerDnsmasq, of(peerDnsmasq), 0.9, limits),
 		times(name, of(wayTagout), unit, peerCoredns, of(peerCoredns), 2.5, limits),
-	}, nil
+	}, costs("a DNS answer", "µs", rs, loadResult.cost)...), nil
 }
 
 // hook is what one run of the connect hook costs while tunnels are being opened, as the kernel counts it.
@@ -287,5 +299,5 @@ What the figures include
   peers    the client runs in a network namespace of its own behind a plain veth pair: no filter, program, rule or limit.
            Peers listen at the host's end of it; those that can resolve the name at the same name server.
   both     the same client, the same server behind the same veth pair to the practice internet, in the same run, interleaved;
-           medians of the rounds. Tunnels carry a real ClientHello and then bytes without encryption.
+           medians of the rounds. Processor time is that of the proxy or resolver alone. Tunnels carry a real ClientHello and then bytes without encryption.
 `, instance.Proxy, instance.DNSFilter)

@@ -50,11 +50,12 @@ type peers struct {
 	fd      *os.File // of the programs' cgroup
 	clients string   // cgroup of their clients, with the same share of the processors as a kid's
 	at      map[string]netip.AddrPort
+	pid     map[string]int
 }
 
 // newPeers starts what is installed. A peer that is not there is left out, and the table says so.
 func newPeers(ctx context.Context, e *egress) (p *peers, err error) {
-	p = &peers{e: e, starts: newThread(), at: map[string]netip.AddrPort{}}
+	p = &peers{e: e, starts: newThread(), at: map[string]netip.AddrPort{}, pid: map[string]int{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("starting the peers: %w", err), p.close(context.WithoutCancel(ctx)))
@@ -255,7 +256,7 @@ func (p *peers) start(ctx context.Context, pr peer, at netip.AddrPort) error {
 		said, _ := os.ReadFile(log.Name())
 		return fmt.Errorf("%w: %s", err, said)
 	}
-	p.at[pr.name] = at
+	p.at[pr.name], p.pid[pr.name] = at, cmd.Process.Pid
 	return nil
 }
 
@@ -277,6 +278,11 @@ func (p *peers) ready(ctx context.Context, pr peer, at netip.AddrPort, dead chan
 		case <-time.After(20 * time.Millisecond): // between looks at a condition
 		}
 	}
+}
+
+// of returns how to find the peer's process.
+func (p *peers) of(name string) func() ([]int, error) {
+	return func() ([]int, error) { return []int{p.pid[name]}, nil }
 }
 
 func (p *peers) close(ctx context.Context) error {

@@ -32,9 +32,19 @@ type loadResult struct {
 	Example string  `json:"example"`
 	P50     float64 `json:"p50_us"`
 	P99     float64 `json:"p99_us"`
+
+	cpu time.Duration // that the program under test used meanwhile
 }
 
 func (r loadResult) perSecond() float64 { return float64(r.Count) / r.Seconds }
+
+// cost is the processor time of the program under test for one piece of work, in microseconds; costGB that for a
+// gigabyte, in milliseconds. Unlike rates they hardly depend on what else the machine does.
+func (r loadResult) cost() float64 { return float64(r.cpu.Nanoseconds()) / 1e3 / float64(r.Count) }
+func (r loadResult) costGB() float64 {
+	return float64(r.cpu.Nanoseconds()) / 1e6 / (float64(r.Bytes) / 1e9)
+}
+
 func (r loadResult) gigabytes() float64 { return float64(r.Bytes) / r.Seconds / 1e9 }
 
 // check fails where too much went wrong for the figure to mean anything.
@@ -49,8 +59,9 @@ func (r loadResult) check() error {
 type way struct {
 	name string
 	run  func(ctx context.Context, argv ...string) (loadResult, error)
-	args []string // of the load command: where to connect to
-	must bool     // without its figure there is nothing to say
+	args []string              // of the load command: where to connect to
+	must bool                  // without its figure there is nothing to say
+	pids func() ([]int, error) // of the program under test; nil: there is none
 }
 
 // Names of the ways that are no peer's.
@@ -69,9 +80,9 @@ func (e *egress) tunnels() []way {
 	name, addr := nameBulk+":443", e.sink.at.String()
 	sni := []string{"-sni", nameBulk}
 	ways := []way{
-		{wayDirect, e.inPlace, append(sni, "-to", addr), true},
-		{wayTagout, e.inKid, append(sni, "-to", name), true},
-		{wayExplicit, e.inKid, append(sni, "-to", netip.AddrPortFrom(e.Inst.Gateway(), instance.PortExplicit).String(), "-connect", name), true},
+		{wayDirect, e.inPlace, append(sni, "-to", addr), true, nil},
+		{wayTagout, e.inKid, append(sni, "-to", name), true, e.daemon(instance.Proxy)},
+		{wayExplicit, e.inKid, append(sni, "-to", netip.AddrPortFrom(e.Inst.Gateway(), instance.PortExplicit).String(), "-connect", name), true, e.daemon(instance.Proxy)},
 	}
 	for _, p := range []struct{ name, connect string }{
 		{peerSplice, ""}, {peerGoproxy, addr}, {peerSmokescreen, name}, {peerSquid, name}, {peerTinyproxy, addr},
@@ -81,7 +92,7 @@ func (e *egress) tunnels() []way {
 			if p.connect != "" {
 				args = append(args, "-connect", p.connect)
 			}
-			ways = append(ways, way{p.name, e.inPlace, args, false})
+			ways = append(ways, way{p.name, e.inPlace, args, false, e.peers.of(p.name)})
 		}
 	}
 	return ways
@@ -92,21 +103,21 @@ func (e *egress) inspected() []way {
 	name, addr := practice.NameAPI+":443", netip.AddrPortFrom(e.Internet.APIAddr(), 443).String()
 	sni := []string{"-sni", practice.NameAPI}
 	ways := []way{
-		{wayDirect, e.inPlace, append(sni, "-to", addr, "-ca", e.Internet.CAFile()), true},
-		{wayTagout, e.inKid, append(sni, "-to", name), true},
+		{wayDirect, e.inPlace, append(sni, "-to", addr, "-ca", e.Internet.CAFile()), true, nil},
+		{wayTagout, e.inKid, append(sni, "-to", name), true, e.daemon(instance.Proxy)},
 	}
 	if at, ok := e.peers.at[peerBump]; ok {
-		ways = append(ways, way{peerBump, e.inPlace, append(sni, "-to", at.String(), "-connect", name, "-ca", e.peers.caFile()), false})
+		ways = append(ways, way{peerBump, e.inPlace, append(sni, "-to", at.String(), "-connect", name, "-ca", e.peers.caFile()), false, e.peers.of(peerBump)})
 	}
 	return ways
 }
 
 func (e *egress) resolvers() []way {
 	sni := []string{"-sni", nameBulk}
-	ways := []way{{wayTagout, e.inKid, append(sni, "-to", netip.AddrPortFrom(e.Inst.Gateway(), instance.PortDNS).String()), true}}
+	ways := []way{{wayTagout, e.inKid, append(sni, "-to", netip.AddrPortFrom(e.Inst.Gateway(), instance.PortDNS).String()), true, e.daemon(instance.DNSFilter)}}
 	for _, name := range []string{peerDnsmasq, peerCoredns} {
 		if at, ok := e.peers.at[name]; ok {
-			ways = append(ways, way{name, e.inPlace, append(sni, "-to", at.String()), false})
+			ways = append(ways, way{name, e.inPlace, append(sni, "-to", at.String()), false, e.peers.of(name)})
 		}
 	}
 	return ways
@@ -189,7 +200,7 @@ func (e *egress) compare(ctx context.Context, ways []way, work string, args ...s
 				continue
 			}
 			one, cancel := context.WithTimeout(ctx, e.During+30*time.Second)
-			r, err := w.run(one, slices.Concat([]string{work}, w.args, args, []string{"-for", e.During.String()})...)
+			r, err := w.measure(one, slices.Concat([]string{work}, w.args, args, []string{"-for", e.During.String()})...)
 			cancel()
 			if err == nil {
 				err = r.check()
@@ -207,6 +218,55 @@ func (e *egress) compare(ctx context.Context, ways []way, work string, args ...s
 		}
 	}
 	return results, nil
+}
+
+// measure runs the load command, and notes what the program under test used meanwhile.
+func (w way) measure(ctx context.Context, argv ...string) (loadResult, error) {
+	if w.pids == nil {
+		return w.run(ctx, argv...)
+	}
+	before, err := used(w.pids)
+	if err != nil {
+		return loadResult{}, err
+	}
+	r, err := w.run(ctx, argv...)
+	if err != nil {
+		return r, err
+	}
+	after, err := used(w.pids)
+	r.cpu = after - before
+	return r, err
+}
+
+// daemon returns how to find the processes of one of the instance's daemons.
+func (e *egress) daemon(name string) func() ([]int, error) {
+	return func() ([]int, error) { return cgroup.Procs(e.layout.V2(e.Inst.DaemonCgroupRel(name))) }
+}
+
+// tick is the unit of times in /proc/PID/stat: USER_HZ, 100 on every architecture that Linux has for us.
+const tick = 10 * time.Millisecond
+
+// used is the processor time that processes have used, threads that have ended included.
+func used(pids func() ([]int, error)) (time.Duration, error) {
+	all, err := pids()
+	if err != nil {
+		return 0, err
+	}
+	var sum time.Duration
+	for _, pid := range all {
+		raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			return 0, fmt.Errorf("reading the processor time of a process: %w", err)
+		}
+		// Behind the name, which may hold anything: state, ten more, utime, stime (proc(5)).
+		var user, system int64
+		rest := strings.Fields(string(raw[bytes.LastIndexByte(raw, ')')+1:]))
+		if _, err := fmt.Sscan(strings.Join(rest[11:13], " "), &user, &system); err != nil {
+			return 0, fmt.Errorf("reading the processor time of process %d: %w", pid, err)
+		}
+		sum += time.Duration(user+system) * tick
+	}
+	return sum, nil
 }
 
 // median of the rounds; 0 where there are none.
