@@ -61,10 +61,14 @@ func newPeers(ctx context.Context, e *egress) (p *peers, err error) {
 			err = errors.Join(fmt.Errorf("starting the peers: %w", err), p.close(context.WithoutCancel(ctx)))
 		}
 	}()
-	if p.dir, err = os.MkdirTemp("", "tagout-peers-"); err != nil {
+	p.dir = filepath.Join(e.Inst.RunDir(), "peers") // within the instance, so that a cleanup finds it
+	if err := os.Mkdir(p.dir, 0o700); err != nil {
 		return p, err
 	}
 	if err := os.Chmod(p.dir, 0o777); err != nil { // squid and tinyproxy give root up
+		return p, err
+	}
+	if err := p.sweepShared(); err != nil {
 		return p, err
 	}
 	rel := e.Inst.CgroupRel() + "/peers"
@@ -159,7 +163,16 @@ max_filedescriptors 16384
 			certgen, p.dir, p.e.Internet.CAFile())
 	}
 	file, err := p.write(name+".conf", conf)
-	return []string{"-N", "-n", name + "x" + fmt.Sprint(os.Getpid()), "-f", file}, err
+	return []string{"-N", "-n", p.e.Inst.Name() + name, "-f", file}, err
+}
+
+// sweepShared removes what squids with names of ours left in shared memory: they leave it when they are killed.
+func (p *peers) sweepShared() error {
+	files, err := filepath.Glob("/dev/shm/" + p.e.Inst.Name() + "[sb]*-*.shm")
+	for _, f := range files {
+		err = errors.Join(err, os.Remove(f))
+	}
+	return err
 }
 
 func (p *peers) bump(at netip.AddrPort) ([]string, error) {
@@ -297,6 +310,7 @@ func (p *peers) close(ctx context.Context) error {
 		errs = append(errs, p.fd.Close())
 	}
 	p.starts.close()
+	errs = append(errs, p.sweepShared())
 	if p.dir != "" {
 		errs = append(errs, os.RemoveAll(p.dir))
 	}
