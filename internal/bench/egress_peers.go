@@ -168,11 +168,15 @@ max_filedescriptors 16384
 
 // sweepShared removes what squids with names of ours left in shared memory: they leave it when they are killed.
 func (p *peers) sweepShared() error {
-	files, err := filepath.Glob("/dev/shm/" + p.e.Inst.Name() + "[sb]*-*.shm")
-	for _, f := range files {
-		err = errors.Join(err, os.Remove(f))
+	var errs []error
+	for _, name := range []string{"squid", "bump"} {
+		files, err := filepath.Glob("/dev/shm/" + p.e.Inst.Name() + name + "-*.shm")
+		errs = append(errs, err)
+		for _, f := range files {
+			errs = append(errs, os.Remove(f))
+		}
 	}
-	return err
+	return errors.Join(errs...)
 }
 
 func (p *peers) bump(at netip.AddrPort) ([]string, error) {
