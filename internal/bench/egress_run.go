@@ -114,6 +114,9 @@ func (e *egress) prepare(ctx context.Context) (undo func() error, err error) {
 		}
 		return errors.Join(errs...)
 	}
+	if e.Peers, err = filepath.Abs(e.Peers); err != nil { // programs are started in directories of their own
+		return undo, err
+	}
 	if e.layout, err = cgroup.Detect(); err != nil {
 		return undo, err
 	}
@@ -139,11 +142,7 @@ func (e *egress) prepare(ctx context.Context) (undo func() error, err error) {
 
 // spawn makes a kid; the box is gone after the benchmark, and its kids with it.
 func (e *egress) spawn(ctx context.Context, name string) (string, error) {
-	dir, err := filepath.Abs(e.Peers)
-	if err != nil {
-		return "", err
-	}
-	kid, err := e.box.Spawn(ctx, wire.SpawnRequest{Name: name, Purpose: "measure the road out", Card: egressCard, InputDir: dir})
+	kid, err := e.box.Spawn(ctx, wire.SpawnRequest{Name: name, Purpose: "measure the road out", Card: egressCard, InputDir: e.Peers})
 	return kid.Name, err
 }
 
