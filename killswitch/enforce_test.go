@@ -153,6 +153,29 @@ func TestAStopIsNotedBeforeItFires(t *testing.T) {
 	}
 }
 
+// TestAStopDoesNotWaitForItsNote (invariant 4): also where the note hangs or fails.
+func TestAStopDoesNotWaitForItsNote(t *testing.T) {
+	hung := make(chan struct{})
+	defer close(hung)
+	for name, jot := range map[string]func(wire.Tag) error{
+		"hangs": func(wire.Tag) error { <-hung; return nil },
+		"fails": func(wire.Tag) error { return errors.New("no space left on device") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := newRig(t, "a1")
+			g.jot = jot
+			s := g.sw()
+			s.t.Note = time.Millisecond
+			if rep := order(t, s, wire.Scope{Kid: "a1"}); rep.State != wire.StateObserved && name == "fails" {
+				t.Errorf("report %+v", rep)
+			}
+			if some, err := g.Populated(kidsDir + "/a1"); some || err != nil {
+				t.Errorf("a1 lives, %v", err)
+			}
+		})
+	}
+}
+
 // TestANotedStopIsFinishedAndKept: what a predecessor noted and did not come to keep is in force, and goes to
 // disk.
 func TestANotedStopIsFinishedAndKept(t *testing.T) {

@@ -45,6 +45,7 @@ type rig struct {
 	log     func(r audit.Record)
 	load    func() Kept
 	server  func() (int, error)
+	jot     func(t wire.Tag) error
 	procs   []Process
 	reborn  bool // what KillAndWait killed is there again when it returns
 }
@@ -70,7 +71,7 @@ func (g *rig) add(kid, card string, mark uint32) {
 }
 
 // fast is a timing in which every deadline is short enough for a test to sit out.
-var fast = Timing{Credential: 100 * time.Millisecond, CreddDeath: 100 * time.Millisecond, Session: 150 * time.Millisecond,
+var fast = Timing{Note: 10 * time.Second, Credential: 100 * time.Millisecond, CreddDeath: 100 * time.Millisecond, Session: 150 * time.Millisecond,
 	Network: 150 * time.Millisecond, Sample: time.Millisecond, Persist: 100 * time.Millisecond,
 	Tick: 2 * time.Millisecond, Slow: 4 * time.Millisecond}
 
@@ -329,8 +330,11 @@ func (s tagStore) Load() Kept {
 	return Kept{}
 }
 
-func (s tagStore) Note(wire.Tag) error {
+func (s tagStore) Note(t wire.Tag) error {
 	s.g.note("note")
+	if f := hook(s.g, &s.g.jot); f != nil {
+		return f(t)
+	}
 	return nil
 }
 

@@ -121,13 +121,9 @@ func (s *Switch) begin(o Order, targets []target) *Handle {
 	s.running[key] = r
 	s.hanging[r.id] = &hung{tag: r.currentTag(), writing: true}
 	s.mu.Unlock()
-	// From here on the stop is finished whatever becomes of this process: nothing may fire that no successor
-	// would know of.
-	if err := s.cfg.Tags.Note(r.currentTag()); err != nil {
-		s.cfg.Log.Error("noting a stop: if killswitchd is killed before the tag is on disk, nobody finishes the stop", "stop", r.id, "error", err)
-	}
+	noted := s.note(r.currentTag())
 	go func() {
-		s.fire(r, targets)
+		s.fire(r, targets, noted)
 		s.mu.Lock()
 		if s.running[key] == r { // and not a later stop that began when this one had reported
 			delete(s.running, key)
@@ -137,6 +133,25 @@ func (s *Switch) begin(o Order, targets []target) *Handle {
 	return &Handle{run: r}
 }
 
+// note puts the tag where it outlives this process, so that nothing fires that no successor would know of. It
+// takes microseconds, and where it does not, it is not waited for: the channel closes when it is done.
+func (s *Switch) note(t wire.Tag) <-chan struct{} {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := s.cfg.Tags.Note(t); err != nil {
+			s.cfg.Log.Error("noting a stop: if killswitchd is killed before the tag is on disk, nobody finishes the stop", "stop", t.Stop, "error", err)
+		}
+	}()
+	limit := time.NewTimer(s.t.Note)
+	defer limit.Stop()
+	select {
+	case <-done:
+	case <-limit.C:
+	}
+	return done
+}
+
 // join lets a second order share the stop that is under way. Where another person gave it, that person's own
 // tag hangs beside the first: taking the first off must not free what the second one stopped. s.mu is held.
 func (s *Switch) join(cur *run, tag wire.Tag) *Handle {
@@ -144,11 +159,11 @@ func (s *Switch) join(cur *run, tag wire.Tag) *Handle {
 		return &Handle{run: cur}
 	}
 	s.hanging[tag.Stop] = &hung{tag: tag, writing: true}
-	return &Handle{run: cur, own: &tag, put: s.keep(tag)}
+	return &Handle{run: cur, own: &tag, put: s.keep(tag, nil)}
 }
 
 // fire fires all requested layers on all targets at the same time and returns when the report is out.
-func (s *Switch) fire(r *run, targets []target) {
+func (s *Switch) fire(r *run, targets []target, noted <-chan struct{}) {
 	found := newFuture(targets)
 	if r.scope.All {
 		found = &future{done: make(chan struct{})}
@@ -175,7 +190,7 @@ func (s *Switch) fire(r *run, targets []target) {
 	s.audit.send(r.record(audit.EventStopReceived, wire.StopEvent{Elapsed: time.Since(r.from), Detail: r.tag.Reason}))
 	// The tag goes to disk while the layers fire: firing does not wait for the disk, and the note bridges the
 	// time until then. The report waits for it, within a limit.
-	put := s.keep(r.currentTag())
+	put := s.keep(r.currentTag(), noted)
 	wg.Wait()
 	s.reportTag(r, put)
 	rep := r.finish(s.isContained(r, found.get()))

@@ -109,6 +109,7 @@ type Metrics interface {
 
 // Timing holds every deadline and period. Zero fields get the values of DefaultTiming.
 type Timing struct {
+	Note       time.Duration // how long a stop may wait for its note before it fires all the same
 	Credential time.Duration // how long credd may take to acknowledge a revocation before it is killed
 	CreddDeath time.Duration // how long its death may take to be seen
 	Session    time.Duration // how long processes may take to die before they are reported
@@ -122,6 +123,7 @@ type Timing struct {
 // DefaultTiming returns the timing of a production box.
 func DefaultTiming() Timing {
 	return Timing{
+		Note:       5 * time.Millisecond,
 		Credential: 25 * time.Millisecond, CreddDeath: time.Second, Session: 5 * time.Second,
 		Network: time.Second, Sample: 10 * time.Millisecond, Persist: time.Second,
 		Tick: 50 * time.Millisecond, Slow: time.Second,
@@ -132,7 +134,7 @@ func DefaultTiming() Timing {
 func (t Timing) fill() Timing {
 	d := DefaultTiming()
 	for _, f := range []struct{ have, def *time.Duration }{
-		{&t.Credential, &d.Credential}, {&t.CreddDeath, &d.CreddDeath}, {&t.Session, &d.Session},
+		{&t.Note, &d.Note}, {&t.Credential, &d.Credential}, {&t.CreddDeath, &d.CreddDeath}, {&t.Session, &d.Session},
 		{&t.Network, &d.Network}, {&t.Sample, &d.Sample}, {&t.Persist, &d.Persist},
 		{&t.Tick, &d.Tick}, {&t.Slow, &d.Slow},
 	} {
@@ -217,6 +219,9 @@ func (s *Switch) Wait(ctx context.Context) {
 	}
 	s.audit.flush(ctx)
 }
+
+// Idle says whether no stop is under way.
+func (s *Switch) Idle() bool { return !s.underWayNow() }
 
 const waitLook = 5 * time.Millisecond
 

@@ -48,8 +48,8 @@ func (f TagFiles) Load() Kept {
 	}
 	// What a killed process left half-written is told whole by its note.
 	k.Damaged = slices.DeleteFunc(k.Damaged, func(d wire.Tag) bool { return holds(k.Noted, d.Stop) })
-	k.Noted = slices.DeleteFunc(k.Noted, func(n wire.Tag) bool { return holds(k.Hanging, n.Stop) })
 	k.Released = f.loadReleased()
+	k.Noted = slices.DeleteFunc(k.Noted, func(n wire.Tag) bool { return holds(k.Hanging, n.Stop) || holds(k.Released, n.Stop) })
 	return k
 }
 

@@ -25,10 +25,16 @@ type keeping struct {
 }
 
 // keep puts a tag on disk from a goroutine of its own: a disk may hang for ever. The tag's hung must be marked
-// as writing.
-func (s *Switch) keep(t wire.Tag) *keeping {
+// as writing. A note that is still being written comes first, or it would outlast the tag; nil: there is none.
+func (s *Switch) keep(t wire.Tag, noted <-chan struct{}) *keeping {
 	k := &keeping{done: make(chan struct{})}
 	go func() {
+		if noted != nil {
+			select {
+			case <-noted:
+			case <-time.After(s.t.Persist):
+			}
+		}
 		k.err = s.cfg.Tags.Put(t)
 		s.mu.Lock()
 		if h := s.hanging[t.Stop]; h != nil {
@@ -86,7 +92,7 @@ func (s *Switch) keepUnkept() {
 	}
 	s.mu.Unlock()
 	for _, t := range again {
-		s.keep(t)
+		s.keep(t, nil)
 	}
 }
 

@@ -63,6 +63,7 @@ type step struct {
 func steps() []step {
 	return []step{
 		{"directories", makeDirs},
+		{"memory for stops", mountStops},
 		{"configuration", writeConfig},
 		{"inspection CA", makeCA},
 		{"cgroups", makeCgroups},

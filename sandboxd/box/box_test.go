@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"tagout/internal/cgroup"
 	"tagout/internal/doctor"
 	"tagout/internal/inspectca"
@@ -128,6 +130,7 @@ func TestSetupGivesEachItsOwn(t *testing.T) {
 		{i.DNSStateDir(), 0o700, uid(instance.DNSFilter), gid},
 		{filepath.Dir(i.AuditFile(instance.Proxy)), 0o750, uid(instance.Proxy), gid},
 		{i.TagDir(), 0o750, uid(instance.Killswitchd), gid},
+		{i.StopDir(), 0o700, uid(instance.Killswitchd), gid},
 		{i.CreddDir(), 0o700, uid(instance.Credd), gid},
 		{i.CADir() + "/ca.pem", 0o644, 0, 0},
 		{i.CADir() + "/ca.key.age", 0o400, uid(instance.Proxy), gid},
@@ -143,6 +146,10 @@ func TestSetupGivesEachItsOwn(t *testing.T) {
 		if mode != tt.mode || u != tt.uid || g != tt.gid {
 			t.Errorf("%s: %v %d:%d, want %v %d:%d", tt.path, mode, u, g, tt.mode, tt.uid, tt.gid)
 		}
+	}
+	var fs unix.Statfs_t
+	if err := unix.Statfs(i.StopDir(), &fs); err != nil || fs.Type != unix.TMPFS_MAGIC {
+		t.Errorf("a stop would wait for the disk: %s is on a filesystem of type %#x, %v", i.StopDir(), fs.Type, err)
 	}
 	if out, err := exec.Command("ip", "-4", "-br", "addr", "show", i.GatewayLink()).Output(); err != nil || !strings.Contains(string(out), i.Gateway().String()+"/32") {
 		t.Errorf("gateway link: %s, %v", out, err)
@@ -160,9 +167,12 @@ func TestSetupAgainPutsRight(t *testing.T) {
 	b := boxes(t, "tbox2")
 	i := setup(t, b, "tbox2")
 	ca, rules := read(t, i.CADir()+"/ca.key.age"), save(t)
-	stale := filepath.Join(i.TagDir(), "old.json") // as of another slot, before a reboot
-	if err := os.WriteFile(stale, nil, 0o600); err != nil {
-		t.Fatal(err)
+	stale := filepath.Join(i.TagDir(), "old.json")    // as of another slot, before a reboot
+	noted := filepath.Join(i.StopDir(), "noted.json") // of a stop under way
+	for _, file := range []string{stale, noted} {
+		if err := os.WriteFile(file, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
 	for _, cmd := range []string{
 		"iptables -F TGO-tbox2-in", "ip link set " + i.GatewayLink() + " down", "ip addr flush dev " + i.GatewayLink(),
@@ -193,6 +203,12 @@ func TestSetupAgainPutsRight(t *testing.T) {
 	}
 	if mode, u, _ := stat(t, i.CreddDir()); mode != 0o700 || u != i.UID(instance.Credd) {
 		t.Errorf("credd's directory: %v, uid %d", mode, u)
+	}
+	if _, u, _ := stat(t, noted); u != i.UID(instance.Killswitchd) {
+		t.Errorf("a note of before belongs to uid %d", u)
+	}
+	if mounts, err := mountsBelow(i.StopDir()); err != nil || len(mounts) != 1 {
+		t.Errorf("mounted %v, %v", mounts, err)
 	}
 	if _, u, _ := stat(t, stale); u != i.UID(instance.Killswitchd) {
 		t.Errorf("a tag of before belongs to uid %d, so killswitchd cannot read it", u)

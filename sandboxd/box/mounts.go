@@ -2,12 +2,33 @@ package box
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"tagout/internal/instance"
 )
+
+// mountStops puts the notes of stops under way into memory: a stop waits for its note, and on a machine whose
+// /run is on a disk it would wait for the disk. A few hundred bytes each; what is there already stays.
+func mountStops(_ context.Context, j *job) error {
+	dir := j.inst.StopDir()
+	mounts, err := mountsBelow(dir)
+	if err != nil || slices.Contains(mounts, dir) {
+		return err
+	}
+	options := fmt.Sprintf("size=1m,mode=700,uid=%d,gid=%d", j.inst.UID(instance.Killswitchd), j.inst.GroupID())
+	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, options); err != nil {
+		return fmt.Errorf("mounting memory at %s: %w", dir, err)
+	}
+	j.undo = append(j.undo, func(context.Context) error { return unmountBelow(dir) })
+	return nil
+}
 
 // mountsBelow lists the mount points at or below dir in this mount namespace, deepest first
 // (proc_pid_mountinfo(5)).
