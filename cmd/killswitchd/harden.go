@@ -1,27 +1,34 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"os"
 	"runtime"
 	"runtime/debug"
+	"runtime/metrics"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
 const (
-	gcPercent   = 50
-	memoryLimit = 20 << 20 // bytes; a soft limit, see debug.SetMemoryLimit
+	// memoryLimit is where the garbage collector runs whatever goes on, in bytes; a soft limit, see
+	// debug.SetMemoryLimit.
+	memoryLimit = 64 << 20
 	// runs is how many goroutines may run at once. A write to cgroup.kill or to netlink is a system call that
 	// takes milliseconds; while it lasts, its processor is lost to the other layers until the runtime notices.
-	runs = 8
+	runs = 4
+	// idleGrowth is how many bytes of garbage are worth a collection while nothing else is to be done.
+	idleGrowth = 2 << 20
+	idleLook   = time.Second
 )
 
 // harden keeps the process small, in memory, out of the OOM killer's way and out of reach of tracers. What a
 // machine does not allow is logged and gone without, except that a dump must never be possible.
 func harden(log *slog.Logger) error {
-	debug.SetGCPercent(gcPercent)
+	debug.SetGCPercent(-1) // see collectWhenIdle
 	debug.SetMemoryLimit(memoryLimit)
 	runtime.GOMAXPROCS(max(runs, runtime.GOMAXPROCS(0)))
 	lockMemory(log)
@@ -35,6 +42,29 @@ func harden(log *slog.Logger) error {
 		return fmt.Errorf("forbidding core dumps: %w", err)
 	}
 	return nil
+}
+
+// collectWhenIdle collects garbage while no stop is under way, until ctx ends. On a machine that a kid keeps busy
+// the collector has held killswitchd up for 70 ms, in the middle of the stop that made the garbage.
+func collectWhenIdle(ctx context.Context, idle func() bool) {
+	tick := time.NewTicker(idleLook)
+	defer tick.Stop()
+	heap := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
+	read := func() uint64 { // stops nothing, other than runtime.ReadMemStats
+		metrics.Read(heap)
+		return heap[0].Value.Uint64()
+	}
+	for least := read(); ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if read() > least+idleGrowth && idle() {
+			runtime.GC()
+			least = read()
+		}
+	}
 }
 
 // lockMemory keeps every page in memory that was touched once. Without CAP_IPC_LOCK it must not even try:

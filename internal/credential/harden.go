@@ -4,12 +4,18 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime"
+	"runtime/debug"
 
 	"golang.org/x/sys/unix"
 )
 
-// runs is how many goroutines may run at once.
-const runs = 8
+const (
+	runs = 4 // goroutines at once
+	// The less often garbage is collected, the less often a revocation waits for it; memoryLimit bounds what
+	// that costs, in bytes (debug.SetMemoryLimit).
+	gcPercent   = 400
+	memoryLimit = 128 << 20
+)
 
 // Harden keeps the process's memory to itself: no core dumps, no ptrace and no /proc/PID/mem by others of
 // the same user (PR_SET_DUMPABLE, prctl(2)), and nothing swapped out (mlockall(2)). Locking is refused where
@@ -25,6 +31,8 @@ func Harden(log *slog.Logger) error {
 	// A write to a disk holds its processor until the runtime notices that it takes long; a revocation must not
 	// queue behind the ledger and the audit log.
 	runtime.GOMAXPROCS(max(runs, runtime.GOMAXPROCS(0)))
+	debug.SetGCPercent(gcPercent)
+	debug.SetMemoryLimit(memoryLimit)
 	// ONFAULT: Go reserves far more address space than it uses.
 	if err := unix.Mlockall(unix.MCL_CURRENT | unix.MCL_FUTURE | unix.MCL_ONFAULT); err != nil {
 		log.Warn("memory is not locked, so secrets may reach the swap: give credd CAP_IPC_LOCK or encrypt the swap", "error", err)
