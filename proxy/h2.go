@@ -2,11 +2,15 @@ package proxy
 
 import (
 	"crypto/tls"
+	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
+	"time"
 
 	"golang.org/x/net/http/httpguts"
+	"golang.org/x/net/http2"
 
 	"tagout/internal/reason"
 )
@@ -17,22 +21,6 @@ const h2Streams = 100
 // h2Buffers is what a connection with HTTP/2 may make the proxy keep.
 const h2Buffers = h2FromKid + h2FromServer
 
-// h2Conn is the socket below a TLS connection that the HTTP server reads as HTTP/2. The server wants the
-// *tls.Conn itself, so its layer hangs here.
-type h2Conn struct {
-	*replayConn
-	layer *layer
-}
-
-// Close tells that the HTTP server is done: the socket belongs to the conn, which closes it. Before that it
-// breaks a handshake off that takes too long.
-func (h *h2Conn) Close() error {
-	if h.layer.h2 {
-		return h.layer.Close()
-	}
-	return h.replayConn.Close()
-}
-
 // serveH2 serves a connection on which the client chose HTTP/2, inside inspected TLS. When it returns, the
 // handlers of all its requests have ended.
 func (p *Proxy) serveH2(l *layer, tc *tls.Conn) {
@@ -41,9 +29,55 @@ func (p *Proxy) serveH2(l *layer, tc *tls.Conn) {
 		l.c.full()
 		return
 	}
-	p.feedWeb(l, tc)
+	if n, err := readPreface(tc, p.cfg.Limits.Hello); err != nil {
+		detail := "no HTTP/2 where HTTP/2 was agreed on: " + oneLine(err)
+		if n == 0 { // nothing was asked for
+			l.c.say(detail)
+		} else {
+			l.c.recordUnjudged(refusal{code: reason.Malformed, detail: detail}, 1)
+		}
+		return
+	}
+	tap := newH2Tap(tc, l)
+	p.feedWeb(l, tap)
 	l.c.cancel() // the connection is gone: so is what was asked for on it
 	l.handlers.wait()
+	l.recordUnjudged(tap)
+}
+
+// readPreface makes sure that the client speaks HTTP/2 (RFC 9113, 3.4): the HTTP server would take anything else
+// for HTTP/1.1, of which no head was checked. n is how many bytes came, whatever the error.
+func readPreface(tc *tls.Conn, patience time.Duration) (n int, err error) {
+	got := make([]byte, len(http2.ClientPreface))
+	if err := tc.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		return 0, err
+	}
+	if n, err = io.ReadFull(tc, got); err != nil {
+		return n, err
+	}
+	if string(got) != http2.ClientPreface {
+		return n, errors.New("another beginning")
+	}
+	return n, tc.SetReadDeadline(time.Time{})
+}
+
+// recordUnjudged writes about requests that the HTTP/2 server refused for their form before they came to the
+// judge, and about frames for which it gave the connection up; one record for all of them.
+func (l *layer) recordUnjudged(tap *h2Tap) {
+	opened, refused, goAway := tap.seen()
+	n := opened - l.served.Load()
+	why := refusal{code: reason.Malformed, detail: fmt.Sprintf("%d of %d requests: the head is too long or against RFC 9113", n, opened)}
+	switch {
+	case goAway != "":
+		why.detail = fmt.Sprintf("frames against RFC 9113 (%s), %d of %d requests not judged", goAway, n, opened)
+	case n <= 0:
+		return
+	case tap.leaving():
+		why.code, why.detail = reason.Idle, "asked for while the connection was being closed"
+	case refused >= n:
+		why.code, why.detail = reason.Capacity, fmt.Sprintf("%d requests too many at once", n)
+	}
+	l.c.recordUnjudged(why, max(n, 1))
 }
 
 // h2Head reads what an HTTP/2 request says about itself. The server has checked its form (RFC 9113, 8.2 and

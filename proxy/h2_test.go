@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -103,10 +104,37 @@ func TestHTTP2OnBothSides(t *testing.T) {
 
 // rawH2 is an HTTP/2 client without any manners of its own.
 type rawH2 struct {
-	t  testing.TB
-	fr *http2.Framer
-	id uint32
+	t    testing.TB
+	conn net.Conn
+	fr   *http2.Framer
+	id   uint32
 }
+
+// block is a head of name, value, name, value, …
+func (c *rawH2) block(fields ...string) []byte {
+	var block bytes.Buffer
+	enc := hpack.NewEncoder(&block)
+	for i := 0; i < len(fields); i += 2 {
+		must(c.t, enc.WriteField(hpack.HeaderField{Name: fields[i], Value: fields[i+1]}))
+	}
+	return block.Bytes()
+}
+
+// untilEnd reads until the stream is answered, or the connection given up.
+func (c *rawH2) untilEnd(stream uint32) {
+	for {
+		f, err := c.fr.ReadFrame()
+		if err != nil || f.Header().Type == http2.FrameGoAway {
+			return
+		}
+		if f.Header().StreamID == stream && (f.Header().Flags.Has(http2.FlagDataEndStream) || f.Header().Type == http2.FrameRSTStream) {
+			return
+		}
+	}
+}
+
+// untilGone reads until the connection is given up.
+func (c *rawH2) untilGone() { c.untilEnd(0xffffffff) }
 
 func (w *world) rawH2(at netip.AddrPort) *rawH2 {
 	w.t.Helper()
@@ -123,21 +151,16 @@ func (w *world) rawH2To(at netip.AddrPort, ca *authority) *rawH2 {
 	fr := http2.NewFramer(tc, tc)
 	fr.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
 	must(w.t, fr.WriteSettings())
-	return &rawH2{t: w.t, fr: fr, id: 1}
+	return &rawH2{t: w.t, conn: tc, fr: fr, id: 1}
 }
 
 // ask sends a head of name, value, name, value, … and returns the answer's status and body; status is "reset"
 // where the stream was reset.
 func (c *rawH2) ask(fields ...string) (status string, body []byte) {
 	c.t.Helper()
-	var block bytes.Buffer
-	enc := hpack.NewEncoder(&block)
-	for i := 0; i < len(fields); i += 2 {
-		must(c.t, enc.WriteField(hpack.HeaderField{Name: fields[i], Value: fields[i+1]}))
-	}
 	id := c.id
 	c.id += 2
-	must(c.t, c.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block.Bytes(), EndStream: true, EndHeaders: true}))
+	must(c.t, c.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: c.block(fields...), EndStream: true, EndHeaders: true}))
 	for {
 		f, err := c.fr.ReadFrame()
 		must(c.t, err)
@@ -213,6 +236,117 @@ func TestAuthorityOfAnotherPassesWhereNobodyLooks(t *testing.T) {
 		status, body := w.rawH2To(at, ca).ask(":method", "GET", ":scheme", "https", ":path", "/", ":authority", "evil.test")
 		if passed := status == "200" && string(body) == "evil.test"; passed == inspect {
 			t.Errorf("inspect %v: %s %q", inspect, status, body)
+		}
+	}
+}
+
+// Invariant 7: what the HTTP/2 server refuses by itself, before any request comes to the judge, is recorded too,
+// with its number; a connection on which nothing is wrong adds no record.
+func TestHTTP2ThatNeverComesToTheJudge(t *testing.T) {
+	pseudo := []string{":method", "GET", ":scheme", "https", ":path", "/", ":authority", apiHost}
+	long := append(slices.Clone(pseudo), "x-long", strings.Repeat("x", 80<<10))
+	for _, tc := range []struct {
+		name  string
+		count uint64 // 0: no record
+		do    func(c *rawH2)
+	}{
+		{"nothing wrong", 0, func(c *rawH2) { c.ask(append(slices.Clone(pseudo), "x", "y")...) }},
+		{"heads without a method", 2, func(c *rawH2) {
+			for range 2 {
+				if status, _ := c.ask(pseudo[2:]...); status != "reset" {
+					c.t.Errorf("answered %s", status)
+				}
+			}
+		}},
+		{"a field name in capitals", 1, func(c *rawH2) { c.ask(append(slices.Clone(pseudo), "X-Up", "1")...) }},
+		{"a head that is too long", 1, func(c *rawH2) {
+			block := c.block(long...)
+			const piece = 16 << 10
+			must(c.t, c.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block[:piece], EndStream: true}))
+			for block = block[piece:]; len(block) > piece; block = block[piece:] {
+				must(c.t, c.fr.WriteContinuation(1, false, block[:piece]))
+			}
+			must(c.t, c.fr.WriteContinuation(1, true, block))
+			c.untilEnd(1)
+		}},
+		{"data on a stream that is not open", 1, func(c *rawH2) {
+			must(c.t, c.fr.WriteData(1, true, []byte("x")))
+			c.untilGone()
+		}},
+		{"an even stream", 1, func(c *rawH2) {
+			must(c.t, c.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 2, BlockFragment: c.block(pseudo...), EndStream: true, EndHeaders: true}))
+			c.untilGone()
+		}},
+		{"a head that does not end", 1, func(c *rawH2) {
+			must(c.t, c.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: c.block(pseudo...), EndStream: true}))
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			w := newWorld(t)
+			at := w.h2web(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+			w.allowInspected(at, nil)
+			c := w.rawH2(at)
+			c.t = t
+			tc.do(c)
+			c.conn.Close()
+			w.closed(t, func(audit.Record) bool { return true })
+			var refused []audit.Record
+			for _, r := range w.records.all() {
+				if r.Event == audit.EventRequest && r.Outcome == audit.OutcomeDeny && r.Reason == reason.Malformed {
+					refused = append(refused, r)
+				}
+			}
+			if tc.count == 0 {
+				if len(refused) != 0 {
+					t.Errorf("recorded %+v", refused)
+				}
+				return
+			}
+			if len(refused) != 1 || max(refused[0].Count, 1) != tc.count || refused[0].Dst.Name != apiHost || refused[0].Kid != "kid1" {
+				t.Errorf("recorded %+v", refused)
+			}
+		})
+	}
+}
+
+// What agreed on HTTP/2 and speaks HTTP/1.1 gets nowhere: no checker has read its heads.
+func TestHTTP1WhereHTTP2WasAgreedOn(t *testing.T) {
+	w := newWorld(t)
+	at := w.h2web(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("the request reached the server") }))
+	w.allowInspected(at, nil)
+	tc := tls.Client(w.dialName(apiHost, at.Port()), &tls.Config{ServerName: apiHost, RootCAs: w.inspector.pool(), NextProtos: []string{"h2"}})
+	io.WriteString(tc, get(apiHost, "/")+get("evil.test", "/"))
+	if got, err := io.ReadAll(tc); len(got) != 0 || err != nil {
+		t.Errorf("got %q, %v", got, err)
+	}
+	rec := w.records.wait(t, "the refusal", event(audit.EventRequest, audit.OutcomeDeny))
+	if rec.Reason != reason.Malformed {
+		t.Errorf("reason %v", rec.Reason)
+	}
+}
+
+// Frames are found in whatever pieces they come.
+func TestFramesInPieces(t *testing.T) {
+	var stream bytes.Buffer
+	fr := http2.NewFramer(&stream, nil)
+	must(t, fr.WriteSettings(http2.Setting{ID: http2.SettingMaxFrameSize, Val: 1 << 15}))
+	must(t, fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 5, BlockFragment: make([]byte, 300), EndHeaders: true}))
+	must(t, fr.WriteData(5, true, nil))
+	must(t, fr.WriteRSTStream(7, http2.ErrCodeRefusedStream))
+	must(t, fr.WriteGoAway(7, http2.ErrCodeCompression, []byte("why")))
+	must(t, fr.WritePing(true, [8]byte{}))
+	const want = "SETTINGS/0/ HEADERS/5/ DATA/5/ RST_STREAM/7/00000007 GOAWAY/0/0000000700000009 PING/0/ "
+	for _, piece := range []int{1, 2, 9, 13, 1 << 20} {
+		f, got, raw := frames{skip: 3}, "", append([]byte("PRI"), stream.Bytes()...)
+		for len(raw) > 0 {
+			n := min(piece, len(raw))
+			f.feed(raw[:n], func(kind http2.FrameType, stream uint32, begin []byte) {
+				got += fmt.Sprintf("%v/%d/%x ", kind, stream, begin)
+			})
+			raw = raw[n:]
+		}
+		if got != want {
+			t.Errorf("in pieces of %d: %s", piece, got)
 		}
 	}
 }

@@ -3,20 +3,20 @@ package proxy
 import (
 	"bytes"
 	"context"
-	"crypto/tls"
 	"errors"
 	"log/slog"
 	"net"
 	"net/http"
 	"sync"
+	"sync/atomic"
 
 	"tagout/internal/policy"
 	"tagout/internal/reason"
 )
 
 // layer is a judged stretch of a connection: HTTP as the client speaks it to the proxy (explicit), in the
-// clear, or inside inspected TLS. With HTTP/1.1 it is the net.Conn that the HTTP server reads; with HTTP/2 the
-// server has the TLS connection itself.
+// clear, or inside inspected TLS. With HTTP/1.1 it is the net.Conn that the HTTP server reads; with HTTP/2 that
+// is an h2Tap.
 type layer struct {
 	*headConn
 	c      *conn
@@ -24,8 +24,9 @@ type layer struct {
 	fixed  target // where all requests go; zero for explicit
 	h2     bool
 
-	handlers tally   // of HTTP/2 requests
-	next     *onward // written before done is closed: where a CONNECT leads
+	handlers tally        // of HTTP/2 requests
+	served   atomic.Int64 // HTTP/2 requests that came to the judge
+	next     *onward      // written before done is closed: where a CONNECT leads
 
 	mu      sync.Mutex
 	clients map[string]*http.Transport // guarded by mu: by ruleKey
@@ -91,6 +92,7 @@ func (l *layer) headOf(r *http.Request) (head, bool) {
 // begin and finish frame the handling of a request.
 func (l *layer) begin() {
 	if l.h2 {
+		l.served.Add(1)
 		l.handlers.enter()
 	}
 }
@@ -105,7 +107,7 @@ func (l *layer) finish() {
 
 // feed hands layers to the HTTP server as a listener.
 type feed struct {
-	next   chan net.Conn // a *layer, or the *tls.Conn of one
+	next   chan net.Conn // a *layer, or an *h2Tap
 	closed chan struct{}
 	once   sync.Once
 }
@@ -147,18 +149,18 @@ func (p *Proxy) newWebServer() *http.Server {
 		},
 	}
 	s.Protocols.SetHTTP1(true)
-	s.Protocols.SetHTTP2(true)
+	s.Protocols.SetUnencryptedHTTP2(true) // of an h2Tap, whose TLS has been taken off; elsewhere the head checker refuses it
 	return s
 }
 
 func layerOf(nc net.Conn) *layer {
-	if tc, ok := nc.(*tls.Conn); ok {
-		return tc.NetConn().(*h2Conn).layer
+	if tap, ok := nc.(*h2Tap); ok {
+		return tap.layer
 	}
 	return nc.(*layer)
 }
 
-// feedWeb lets the HTTP server read requests from nc until it is done with it.
+// feedWeb lets the HTTP server read requests from nc, which is l's, until it is done with it.
 func (p *Proxy) feedWeb(l *layer, nc net.Conn) {
 	select {
 	case p.feed.next <- nc:

@@ -90,6 +90,24 @@ func (c *conn) recordRefused(x refusal) {
 	c.p.cfg.Audit.Log(c.record(audit.EventConnOpened, x.outcome(), x.code, x.detail))
 }
 
+// recordUnjudged writes that n requests of an inspected connection were refused before they could be judged.
+// Where the connection was cut, that is the reason.
+func (c *conn) recordUnjudged(x refusal, n int64) {
+	c.mu.Lock()
+	if c.wasCut {
+		x.code, x.detail = c.cutCode, c.cutDetail
+	}
+	c.mu.Unlock()
+	for range n {
+		c.p.cfg.Metrics.Request(x.outcome(), x.code)
+	}
+	r := c.record(audit.EventRequest, x.outcome(), x.code, x.detail)
+	if n > 1 {
+		r.Count = uint64(n)
+	}
+	c.p.cfg.Audit.Log(r)
+}
+
 // recordClosed writes the end of a connection that was opened.
 func (c *conn) recordClosed() {
 	c.mu.Lock()

@@ -92,7 +92,7 @@ func (p *Proxy) inspect(c *conn, t target, raw []byte) {
 	}
 	c.recordOpened("inspected")
 	l := &layer{c: c, scheme: "https", fixed: t, done: make(chan struct{})}
-	tc := tls.Server(&h2Conn{&replayConn{Conn: c.client, first: raw}, l}, &tls.Config{
+	tc := tls.Server(&replayConn{Conn: c.client, first: raw}, &tls.Config{
 		Certificates: []tls.Certificate{*leaf}, MinVersion: tls.VersionTLS12,
 		NextProtos: protocols(true), SessionTicketsDisabled: true,
 	})
