@@ -19,12 +19,16 @@ type NetlinkSockets struct{}
 
 // Constants of linux/sock_diag.h and linux/inet_diag.h that package unix lacks.
 const (
+	tcpGetSock      = 18 // TCPDIAG_GETSOCK: one look at TCP sockets of both families
 	sockDestroy     = 21 // SOCK_DESTROY
 	diagBytecode    = 1  // INET_DIAG_REQ_BYTECODE
 	diagMark        = 15 // INET_DIAG_MARK
+	bytecodeJump    = 1  // INET_DIAG_BC_JMP
 	bytecodeDst     = 8  // INET_DIAG_BC_D_COND
 	bytecodeMark    = 10 // INET_DIAG_BC_MARK_COND
 	sizeofDiagReq   = 56 // struct inet_diag_req_v2
+	sizeofTCPReq    = 60 // struct inet_diag_req
+	offsetTCPStates = 52
 	sizeofDiagMsg   = 72 // struct inet_diag_msg
 	sizeofDiagSock  = 48 // struct inet_diag_sockid
 	offsetReqSock   = 8
@@ -78,9 +82,9 @@ func (NetlinkSockets) Destroy(ctx context.Context, marks []uint32, addrs []netip
 
 // wanted says which sockets are meant.
 type wanted struct {
-	marks   map[uint32]bool
-	addrs   map[netip.Addr]bool
-	filters [][]byte // bytecode that the kernel filters with; each lets at least all of its kind through
+	marks  map[uint32]bool
+	addrs  map[netip.Addr]bool
+	filter []byte // bytecode that the kernel filters with; it lets at least all of them through
 }
 
 func newWanted(marks []uint32, addrs []netip.Addr) wanted {
@@ -91,13 +95,25 @@ func newWanted(marks []uint32, addrs []netip.Addr) wanted {
 	for _, a := range addrs {
 		w.addrs[a.Unmap()] = true
 	}
-	if len(w.marks) > 0 {
-		w.filters = append(w.filters, markFilter(marks))
-	}
-	if len(w.addrs) > 0 {
-		w.filters = append(w.filters, addrFilter(addrs))
+	switch {
+	case len(w.marks) == 0:
+		w.filter = addrFilter(addrs)
+	case len(w.addrs) == 0:
+		w.filter = markFilter(marks)
+	default:
+		w.filter = either(markFilter(marks), addrFilter(addrs))
 	}
 	return w
+}
+
+// either lets through what one of two conditions, each from bytecode, lets through: the first goes on to a jump to
+// the end where it is met, and to the second where it is not.
+func either(a, b []byte) []byte {
+	out := slices.Clone(a)
+	binary.NativeEndian.PutUint16(out[2:], uint16(len(a)+4)) // 24 at most
+	out = append(out, bytecodeJump, 4)
+	out = binary.NativeEndian.AppendUint16(out, uint16(4+len(b)))
+	return append(out, b...)
 }
 
 // markFilter lets sockets through whose mark agrees with all marks in the bits in which those agree.
@@ -165,36 +181,52 @@ func dialDiag() (*diagConn, error) {
 	return &diagConn{fd: fd, buf: make([]byte, 64<<10)}, nil
 }
 
-// find lists the sockets that w means, each once.
+// find lists the sockets that w means. Each look goes through all sockets of the box, those that only wait for
+// their end included, and holds its processor meanwhile: there are no more of them than need be.
 func (c *diagConn) find(w wanted) ([]diagSocket, error) {
 	var out []diagSocket
-	for _, filter := range w.filters {
-		for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
-			for protocol, states := range map[byte]uint32{unix.IPPROTO_TCP: tcpStates, unix.IPPROTO_UDP: 1 << stateEstab} {
-				found, err := c.dump(family, protocol, states, filter)
-				if err != nil {
-					return nil, err
-				}
-				for _, s := range found {
-					twice := slices.ContainsFunc(out, func(o diagSocket) bool { return slices.Equal(o.id, s.id) && o.protocol == s.protocol })
-					if w.match(s) && !twice {
-						out = append(out, s)
-					}
-				}
+	for _, look := range []struct {
+		kind     uint16
+		body     []byte
+		protocol byte
+	}{
+		{tcpGetSock, tcpRequest(), unix.IPPROTO_TCP},
+		{unix.SOCK_DIAG_BY_FAMILY, udpRequest(unix.AF_INET), unix.IPPROTO_UDP},
+		{unix.SOCK_DIAG_BY_FAMILY, udpRequest(unix.AF_INET6), unix.IPPROTO_UDP},
+	} {
+		found, err := c.dump(look.kind, look.body, look.protocol, w.filter)
+		if err != nil {
+			return nil, err
+		}
+		for _, s := range found {
+			if w.match(s) {
+				out = append(out, s)
 			}
 		}
 	}
 	return out, nil
 }
 
-func (c *diagConn) dump(family, protocol byte, states uint32, filter []byte) ([]diagSocket, error) {
-	body := make([]byte, sizeofDiagReq, sizeofDiagReq+4+len(filter))
-	body[0], body[1] = family, protocol
-	binary.NativeEndian.PutUint32(body[4:], states)
-	body = binary.NativeEndian.AppendUint16(body, uint16(4+len(filter))) //nolint:gosec // 24 at most
+// tcpRequest is a struct inet_diag_req for TCP sockets of both families in one of tcpStates.
+func tcpRequest() []byte {
+	body := make([]byte, sizeofTCPReq)
+	binary.NativeEndian.PutUint32(body[offsetTCPStates:], tcpStates)
+	return body
+}
+
+// udpRequest is a struct inet_diag_req_v2 for connected UDP sockets of one family.
+func udpRequest(family byte) []byte {
+	body := make([]byte, sizeofDiagReq)
+	body[0], body[1] = family, unix.IPPROTO_UDP
+	binary.NativeEndian.PutUint32(body[4:], 1<<stateEstab)
+	return body
+}
+
+func (c *diagConn) dump(kind uint16, body []byte, protocol byte, filter []byte) ([]diagSocket, error) {
+	body = binary.NativeEndian.AppendUint16(body, uint16(4+len(filter))) // 48 at most
 	body = binary.NativeEndian.AppendUint16(body, diagBytecode)
 	body = append(body, filter...)
-	if err := c.send(unix.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP, body); err != nil {
+	if err := c.send(kind, unix.NLM_F_DUMP, body); err != nil {
 		return nil, err
 	}
 	var out []diagSocket

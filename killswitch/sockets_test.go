@@ -166,6 +166,37 @@ func TestDestroyEndsWhatIsQueued(t *testing.T) {
 	})
 }
 
+// TestDestroySeesBothFamilies: a listener for both families has sockets of IPv6 also for peers that speak IPv4.
+func TestDestroySeesBothFamilies(t *testing.T) {
+	inNetns(t, func() error {
+		l, err := net.Listen("tcp", "[::]:0")
+		if err != nil {
+			return err
+		}
+		defer l.Close()
+		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 7)}}
+		client, err := d.Dial("tcp4", fmt.Sprintf("127.0.0.1:%d", l.Addr().(*net.TCPAddr).Port))
+		if err != nil {
+			return err
+		}
+		defer client.Close()
+		server, err := l.Accept()
+		if err != nil {
+			return err
+		}
+		defer server.Close()
+		// A mark beside the address, which no socket has: either is enough.
+		n, err := NetlinkSockets{}.Destroy(context.Background(), []uint32{0x54100007}, []netip.Addr{netip.MustParseAddr("127.0.0.7")})
+		if n != 1 || err != nil {
+			t.Errorf("%d destroyed, %v", n, err)
+		}
+		if _, err := server.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNABORTED) {
+			t.Errorf("the server's socket: %v", err)
+		}
+		return nil
+	})
+}
+
 func TestDestroyUDP(t *testing.T) {
 	inNetns(t, func() error {
 		const marked = 0x54100007
