@@ -112,6 +112,10 @@ func (x *exchange) send(r *http.Request) *http.Response {
 		why.detail = m.text(why.detail) // it may quote the server
 		return x.refuse(why)
 	}
+	if why := x.fault(); why != nil { // the server has answered what it got of a request that is none
+		resp.Body.Close() // refused
+		return x.refuse(*why)
+	}
 	m.header(resp.Header)
 	if resp.StatusCode == http.StatusSwitchingProtocols {
 		if !x.head.tunnel {

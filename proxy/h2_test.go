@@ -279,6 +279,8 @@ func TestHTTP2ThatNeverComesToTheJudge(t *testing.T) {
 		}},
 		{"a head that does not end", 1, func(c *rawH2) {
 			must(c.t, c.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: c.block(pseudo...), EndStream: true}))
+			must(c.t, c.conn.(*tls.Conn).CloseWrite())
+			c.untilGone()
 		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
