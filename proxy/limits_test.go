@@ -111,7 +111,10 @@ func TestByteLimitOfANewerPolicy(t *testing.T) {
 	w.allow(r)
 	c := w.dialName(apiHost, at.Port())
 	io.CopyN(c, zeros{}, 5000)
-	waitUntil(t, "the bytes pass", func() bool { return w.proxy.sessions.find(kidAddr).live()[0].up.Load() == 5000 })
+	waitUntil(t, "the bytes pass", func() bool {
+		live := w.proxy.sessions.find(kidAddr).live() // none before the connection is taken
+		return len(live) > 0 && live[0].up.Load() == 5000
+	})
 	r.MaxUp = 8000
 	w.allow(r)
 	io.CopyN(c, zeros{}, 1<<20)
