@@ -89,9 +89,9 @@ func serveSink(c net.Conn) {
 		return
 	}
 	if _, err := io.ReadFull(c, head[:1]); err != nil {
-		return // it was only opened
+		return
 	}
-	switch head[0] {
+	switch head[0] { // 'o': nothing more is asked
 	case 'e':
 		for {
 			n, err := c.Read(head[:])

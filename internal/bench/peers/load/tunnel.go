@@ -18,6 +18,7 @@ import (
 const (
 	askPour = 'p' // then 8 bytes, big endian: the length of a piece; the server answers each piece with a byte
 	askEcho = 'e' // every byte comes back
+	askEnd  = 'o' // the server ends the tunnel
 )
 
 // answerLen is how long the server's answer to a ClientHello is: one TLS record with an alert.
@@ -197,20 +198,30 @@ func open(o options) (Result, error) {
 	}
 	return together(o, func(until time.Time, note func(time.Duration, error)) {
 		for time.Now().Before(until) {
-			start := time.Now()
-			err := r.once()
-			note(time.Since(start), err)
+			note(r.once())
 		}
 	}), nil
 }
 
-// once is one short tunnel.
-func (r *road) once() error {
+// once is one short tunnel; it returns how long it took until it stood. The server ends it: whoever ends a
+// connection first keeps its port for a minute (TIME-WAIT), and the ports of those who connect would run out.
+func (r *road) once() (time.Duration, error) {
+	start := time.Now()
 	c, err := r.tunnel()
+	took := time.Since(start)
 	if err != nil {
-		return err
+		return took, err
 	}
-	return c.Close()
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(dialLimit))
+	b := [1]byte{askEnd}
+	if _, err := c.Write(b[:]); err != nil {
+		return took, err
+	}
+	if _, err := c.Read(b[:]); !errors.Is(err, io.EOF) {
+		return took, fmt.Errorf("waiting for the end: %w", err)
+	}
+	return took, nil
 }
 
 // together runs work in o.workers goroutines and adds up what they note.
