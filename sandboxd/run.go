@@ -23,6 +23,7 @@ import (
 	"tagout/sandboxd/image"
 	"tagout/sandboxd/kids"
 	"tagout/sandboxd/runtime"
+	"tagout/sandboxd/sockwatch"
 )
 
 // Recorder is the audit log. Log must not block.
@@ -75,6 +76,10 @@ func Run(ctx context.Context, cfg Config, serve Serve) error {
 	if err != nil {
 		return fmt.Errorf("starting sandboxd: %w", err)
 	}
+	sockets, err := newSocketWatch(cfg, manager)
+	if err != nil {
+		return fmt.Errorf("starting sandboxd: %w", err)
+	}
 	follower, err := newFollower(cfg)
 	if err != nil {
 		return fmt.Errorf("starting sandboxd: %w", err)
@@ -92,6 +97,7 @@ func Run(ctx context.Context, cfg Config, serve Serve) error {
 	defer cancel()
 	wg.Go(func() { manager.Run(ctx) })
 	wg.Go(func() { health.note(reader.Run(ctx)) })
+	wg.Go(func() { health.note(sockets.Run(ctx)) })
 	wg.Go(func() { health.note(follower.Run(ctx)) })
 	mux := http.NewServeMux()
 	api.Register(mux, api.Config{Kids: manager, Plan: PlanFromCard, PlanEgress: EgressFromCard, MayGrant: mayGrant(cfg.Authorities)})
@@ -135,7 +141,7 @@ func newManager(cfg Config) (*kids.Manager, error) {
 	stopper, points, credentials := clients(cfg.Inst)
 	return kids.New(kids.Config{
 		Inst: cfg.Inst, Init: cfg.Init, Runtime: runc, Images: map[string]kids.Image{image.HostName: host},
-		Cgroups: layout, Kernel: cfg.Kernel, Stopper: stopper, Points: points, Credentials: credentials,
+		SocketWatch: socketWatchPath(cfg.Inst), Cgroups: layout, Kernel: cfg.Kernel, Stopper: stopper, Points: points, Credentials: credentials,
 		Audit: cfg.Audit, Metrics: cfg.Metrics, Log: cfg.Log,
 	})
 }
@@ -145,6 +151,17 @@ func newReader(cfg Config, manager *kids.Manager) *events.Reader {
 		Cursor: filepath.Join(cfg.Inst.StateDir(), instance.Sandboxd, "lost-denials"),
 		Told:   cfg.Inst.AuditFile(instance.Sandboxd),
 		Source: cfg.Denials, Sessions: manager, Audit: cfg.Audit, Metrics: cfg.Metrics, Log: cfg.Log,
+	})
+}
+
+// socketWatchPath is beside the control socket, in a directory of sandboxd's.
+func socketWatchPath(inst instance.Instance) string {
+	return filepath.Join(filepath.Dir(inst.Socket(instance.Sandboxd)), "seccomp.sock")
+}
+
+func newSocketWatch(cfg Config, manager *kids.Manager) (*sockwatch.Watch, error) {
+	return sockwatch.New(sockwatch.Config{
+		Path: socketWatchPath(cfg.Inst), Sessions: manager, Audit: cfg.Audit, Metrics: cfg.Metrics, Log: cfg.Log,
 	})
 }
 

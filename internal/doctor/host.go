@@ -30,7 +30,7 @@ func hostProbes() []probe {
 			Cost: "a kid's root would be the box's root", Fix: "set sysctl user.max_user_namespaces above 0",
 		}, probeUserNS},
 		{Check{
-			Name: "seccomp", Needed: true, Option: "CONFIG_SECCOMP_FILTER", Since: "4.14",
+			Name: "seccomp", Needed: true, Option: "CONFIG_SECCOMP_FILTER", Since: "5.0",
 			Cost: "a kid could make any system call", Fix: "boot a kernel with this option",
 		}, probeSeccomp},
 	}
@@ -78,7 +78,7 @@ func probeSeccomp(context.Context) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("reading seccomp's actions: %w", err)
 	}
-	for _, want := range []string{"errno", "kill_process"} {
+	for _, want := range []string{"errno", "kill_process", "user_notif"} {
 		if !bytes.Contains(raw, []byte(want)) {
 			return "", fmt.Errorf("seccomp has no action %s", want)
 		}

@@ -14,6 +14,7 @@ import (
 
 	"tagout/internal/audit"
 	"tagout/internal/reason"
+	"tagout/sandboxd/sockwatch"
 )
 
 // Forget tells everything about a session that is about to be forgotten by the kernel, counters and all. Call
@@ -141,13 +142,13 @@ func readTold(path string) (Attempts, error) {
 	}
 }
 
-// read adds the line's denials, if it is a record of some in this boot.
+// read adds the line's denials, if it is a record of some in this boot that the kernel counts.
 func (a Attempts) read(line []byte, boot string) {
 	var rec audit.Record
 	if !bytes.Contains(line, []byte(audit.EventConnectDenied)) || json.Unmarshal(line, &rec) != nil {
 		return
 	}
-	if rec.Event != audit.EventConnectDenied || rec.BootID != boot {
+	if rec.Event != audit.EventConnectDenied || rec.BootID != boot || rec.Fields["hook"] == sockwatch.Hook {
 		return
 	}
 	if a[rec.Mark] == nil {

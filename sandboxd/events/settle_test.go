@@ -215,18 +215,19 @@ func TestRestartTellsTheDifference(t *testing.T) {
 	}
 	log.Log(audit.Record{Event: audit.EventConnectDenied, Mark: 7, Reason: reason.QUIC})
 	log.Log(audit.Record{Event: audit.EventConnectDenied, Mark: 7, Reason: reason.QUIC, Count: 30})
-	log.Log(audit.Record{Event: audit.EventConnectDenied, Mark: 6, Reason: reason.QUIC, Count: 5}) // long gone
+	log.Log(audit.Record{Event: audit.EventConnectDenied, Mark: 7, Reason: reason.RawSocket, Count: 9, Fields: map[string]string{"hook": "seccomp"}}) // not in the kernel's counters
+	log.Log(audit.Record{Event: audit.EventConnectDenied, Mark: 6, Reason: reason.QUIC, Count: 5})                                                    // long gone
 	log.Log(audit.Record{Event: audit.EventLookup, Mark: 7, Reason: reason.QUIC, Detail: "connect.denied"})
 	if err := log.Close(); err != nil {
 		t.Fatal(err)
 	}
-	k := &fakeKernel{attempts: Attempts{0: {}, 7: {reason.QUIC: 100, reason.DoT: 3}}}
+	k := &fakeKernel{attempts: Attempts{0: {}, 7: {reason.QUIC: 100, reason.DoT: 3, reason.RawSocket: 10}}}
 	r, out := newBooks(k, path)
 	r.load()
 	if err := r.settle(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	wantTold(t, out.told(), Attempts{7: {reason.QUIC: 69, reason.DoT: 3}})
+	wantTold(t, out.told(), Attempts{7: {reason.QUIC: 69, reason.DoT: 3, reason.RawSocket: 10}})
 }
 
 // TestForgettingTellsEverything: also while nobody reads, and then nothing twice.

@@ -18,12 +18,13 @@ import (
 	"tagout/internal/wire"
 )
 
-// Config is a manager's configuration. Every field is needed.
+// Config is a manager's configuration. Every field but SocketWatch is needed.
 type Config struct {
 	Inst        instance.Instance
 	Init        string // path of kid-init
 	Runtime     Runtime
 	Images      map[string]Image
+	SocketWatch string // sockwatch's socket; empty: sockets that no kid may have are refused without a record
 	Cgroups     Cgroups
 	Kernel      Kernel
 	Stopper     Stopper

@@ -9,6 +9,7 @@ import (
 	"tagout/internal/session"
 	"tagout/sandboxd/files"
 	"tagout/sandboxd/runtime"
+	"tagout/sandboxd/sockwatch"
 )
 
 // Plan is what a job card asks for, in plain values. Whoever made it has checked the card.
@@ -91,6 +92,7 @@ func (m *Manager) container(k *kid, mounts []runtime.Mount) runtime.Spec {
 		Mounts: append(mounts, runtime.Mount{Source: m.workspaceDir(k), Target: runtime.Home, Writable: true}),
 		UserNS: m.pins(k.name).User, NetNS: s.NetNS, UIDFirst: first, UIDCount: count,
 		Cgroup: m.cgroupRel(k.name), Limits: k.rec.Plan.Limits, Tmp: k.rec.Plan.Tmp,
+		Refusals:   runtime.Refusals{Listener: m.cfg.SocketWatch, Metadata: sockwatch.Metadata(s.Mark)},
 		Unconfined: m.unconfined,
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"strconv"
 	"strings"
 	"time"
 	"unsafe"
@@ -18,6 +19,19 @@ func runProbe(name string) int {
 	switch name {
 	case "attacks":
 		json.NewEncoder(os.Stdout).Encode(attacks()) //nolint:errcheck,errchkjson // the test sees that it is missing
+	case "sockets":
+		json.NewEncoder(os.Stdout).Encode(sockets()) // the test sees that it is missing
+	case "socket": // one that is refused; then it sleeps for so many seconds
+		fmt.Println(openSocket(unix.SYS_SOCKET, unix.AF_ALG, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0))
+		seconds, _ := strconv.Atoi(os.Args[1]) // none where it is no number
+		time.Sleep(time.Duration(seconds) * time.Second)
+	case "many sockets":
+		n, _ := strconv.Atoi(os.Args[1]) // as above
+		for range n {
+			if openSocket(unix.SYS_SOCKET, unix.AF_ALG, unix.SOCK_DGRAM, 0) != "EPERM" {
+				return 1
+			}
+		}
 	case "forks":
 		n, err := forks()
 		fmt.Printf("%d %v\n", n, err)
@@ -83,6 +97,44 @@ func attacks() map[string]string {
 	out["signal init"] = name(unix.Kill(1, unix.SIGTERM))
 	out["trace init"] = name(unix.PtraceAttach(1))
 	call("unshare user", unix.SYS_UNSHARE, unix.CLONE_NEWUSER) // last: where it works, it changes the thread
+	return out
+}
+
+// openSocket opens a socket, or a pair, and returns the errno, "" where that succeeded.
+func openSocket(nr uintptr, family, kind, proto int) string {
+	var pair [2]int32
+	fd, _, errno := unix.Syscall6(nr, uintptr(family), uintptr(kind), uintptr(proto), uintptr(unsafe.Pointer(&pair)), 0, 0)
+	switch {
+	case errno != 0:
+		return unix.ErrnoName(errno)
+	case nr == unix.SYS_SOCKETPAIR:
+		unix.Close(int(pair[0]))
+		unix.Close(int(pair[1]))
+	default:
+		unix.Close(int(fd))
+	}
+	return ""
+}
+
+// sockets maps "CALL FAMILY TYPE PROTOCOL" to what opening it gave: every family with one type, the internet's with
+// every type and many protocols.
+func sockets() map[string]string {
+	out := map[string]string{}
+	try := func(call string, nr uintptr, family, kind, proto int) {
+		out[fmt.Sprint(call, " ", family, " ", kind&0xf, " ", proto)] = openSocket(nr, family, kind, proto)
+	}
+	for family := -1; family < 64; family++ {
+		try("socketpair", unix.SYS_SOCKETPAIR, family, unix.SOCK_STREAM, 0)
+		if family != unix.AF_INET && family != unix.AF_INET6 {
+			try("socket", unix.SYS_SOCKET, family, unix.SOCK_RAW|unix.SOCK_NONBLOCK, 0)
+			continue
+		}
+		for kind := range 16 {
+			for _, proto := range []int{-1, 0, 1, 2, 5, 6, 7, 16, 17, 18, unix.IPPROTO_ICMPV6, unix.IPPROTO_SCTP, unix.IPPROTO_UDPLITE, unix.IPPROTO_RAW, unix.IPPROTO_MPTCP, 1 << 20} {
+				try("socket", unix.SYS_SOCKET, family, kind|unix.SOCK_CLOEXEC, proto)
+			}
+		}
+	}
 	return out
 }
 

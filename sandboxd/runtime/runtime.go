@@ -47,9 +47,17 @@ type Spec struct {
 	Cgroup   string // relative to the root of each hierarchy, with a leading slash
 	Limits   Limits
 	Tmp      int64 // bytes of /tmp
+	Refusals Refusals
 
 	// Unconfined leaves the seccomp filter out. Only tests set it, to see that their checks notice.
 	Unconfined bool
+}
+
+// Refusals says who answers for the sockets that the seccomp filter refuses. Without a Listener the kernel refuses
+// them by itself and nobody hears of it.
+type Refusals struct {
+	Listener string // unix socket to which runc sends the filter's other end; somebody must listen
+	Metadata string // sent along
 }
 
 // Process is a command to run beside kid-init.

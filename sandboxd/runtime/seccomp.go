@@ -31,14 +31,10 @@ var forbidden = []string{
 	"socket", "socketpair", "clone3",
 }
 
-// families are the address families that a kid may open sockets of. Netlink is needed to list interfaces;
-// without capabilities it changes nothing.
-var families = []uint64{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK}
-
 // seccompProfile returns moby's default profile for a process without capabilities, with everything in
-// forbidden taken out and socket(2) limited to families. Only the machine's own ABI is admitted: a 32-bit
+// forbidden taken out and socket(2) limited by socketRules. Only the machine's own ABI is admitted: a 32-bit
 // system call kills the caller, because the 32-bit tables have other ways to the same calls.
-func seccompProfile() (*specs.LinuxSeccomp, error) {
+func seccompProfile(told Refusals) (*specs.LinuxSeccomp, error) {
 	bare := &specs.Spec{Process: &specs.Process{Capabilities: &specs.LinuxCapabilities{}}}
 	profile, err := seccomp.GetDefaultProfile(bare)
 	if err != nil {
@@ -55,26 +51,13 @@ func seccompProfile() (*specs.LinuxSeccomp, error) {
 		}
 	}
 	profile.Syscalls = append(kept, socketRules()...)
+	if told.Listener != "" {
+		profile.ListenerPath, profile.ListenerMetadata = told.Listener, told.Metadata
+		profile.Syscalls = append(profile.Syscalls, refusedRules()...)
+	}
 	// clone3 takes its flags behind a pointer; ENOSYS makes the C library fall back to clone, whose flags the
 	// profile checks.
 	nosys := uint(unix.ENOSYS)
 	profile.Syscalls = append(profile.Syscalls, specs.LinuxSyscall{Names: []string{"clone3"}, Action: specs.ActErrno, ErrnoRet: &nosys})
 	return profile, nil
-}
-
-// socketRules limits socket(2) to families, and socketpair(2) to the one of them that has pairs: it makes
-// both sockets, of any family, before it finds out whether the family can pair them.
-func socketRules() []specs.LinuxSyscall {
-	rules := []specs.LinuxSyscall{familyRule("socketpair", unix.AF_UNIX)}
-	for _, family := range families {
-		rules = append(rules, familyRule("socket", family))
-	}
-	return rules
-}
-
-func familyRule(call string, family uint64) specs.LinuxSyscall {
-	return specs.LinuxSyscall{
-		Names: []string{call}, Action: specs.ActAllow,
-		Args: []specs.LinuxSeccompArg{{Index: 0, Value: family, Op: specs.OpEqualTo}},
-	}
 }

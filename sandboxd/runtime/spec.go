@@ -59,7 +59,7 @@ func build(s Spec) (*specs.Spec, error) {
 	if s.Unconfined {
 		return out, nil
 	}
-	profile, err := seccompProfile()
+	profile, err := seccompProfile(s.Refusals)
 	if err != nil {
 		return nil, err
 	}

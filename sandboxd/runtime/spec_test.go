@@ -18,7 +18,7 @@ func testSpec() Spec {
 }
 
 func TestSeccompAllowsNothingForbidden(t *testing.T) {
-	p, err := seccompProfile()
+	p, err := seccompProfile(Refusals{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -28,19 +28,12 @@ func TestSeccompAllowsNothingForbidden(t *testing.T) {
 	if len(p.Architectures) != 1 {
 		t.Errorf("architectures %v: a second one is a second table of calls", p.Architectures)
 	}
-	sockets := []uint64{}
 	for _, rule := range p.Syscalls {
 		for _, name := range rule.Names {
 			switch {
-			case name == "socket":
-				if len(rule.Args) != 1 || rule.Args[0].Op != specs.OpEqualTo || rule.Args[0].Index != 0 {
-					t.Errorf("socket rule %+v: want one exact family", rule)
-					continue
-				}
-				sockets = append(sockets, rule.Args[0].Value)
-			case name == "socketpair":
-				if len(rule.Args) != 1 || rule.Args[0] != (specs.LinuxSeccompArg{Index: 0, Value: unix.AF_UNIX, Op: specs.OpEqualTo}) {
-					t.Errorf("socketpair rule %+v: want local sockets alone", rule)
+			case name == "socket", name == "socketpair": // TestSocketRulesLeaveNothingOut
+				if len(rule.Names) != 1 || len(rule.Args) == 0 {
+					t.Errorf("%s rule %+v: want one that looks at the family", name, rule)
 				}
 			case name == "clone3":
 				if rule.Action != specs.ActErrno || rule.ErrnoRet == nil || *rule.ErrnoRet != uint(unix.ENOSYS) {
@@ -54,10 +47,6 @@ func TestSeccompAllowsNothingForbidden(t *testing.T) {
 				t.Errorf("%s is allowed", name)
 			}
 		}
-	}
-	slices.Sort(sockets)
-	if !slices.Equal(sockets, []uint64{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK}) {
-		t.Errorf("socket families %v", sockets)
 	}
 }
 
