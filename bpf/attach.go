@@ -55,11 +55,11 @@ func attachAll(coll *ebpf.Collection, cfg Config) error {
 }
 
 func attachCgroup(dir string, h hook, prog *ebpf.Program) error {
-	f, err := os.Open(dir) //nolint:gosec // the caller's cgroup
+	f, err := os.Open(dir) // the caller's cgroup
 	if err != nil {
 		return fmt.Errorf("attaching %s: %w", h.program, err)
 	}
-	defer f.Close() //nolint:errcheck // only a descriptor
+	defer f.Close() // only a descriptor
 	if err := h.exchange(int(f.Fd()), prog, unix.BPF_F_ALLOW_MULTI); err != nil {
 		return fmt.Errorf("attaching %s to %s: %w", h.program, dir, err)
 	}
@@ -140,7 +140,7 @@ func (h hook) attached(target int) ([]*ebpf.Program, error) {
 			out = append(out, p)
 			continue
 		}
-		p.Close() //nolint:errcheck // only a descriptor
+		p.Close() // only a descriptor
 	}
 	return out, nil
 }
@@ -159,7 +159,7 @@ func programID(p *ebpf.Program) (ebpf.ProgramID, error) {
 
 func closePrograms(ps []*ebpf.Program) {
 	for _, p := range ps {
-		p.Close() //nolint:errcheck // only a descriptor
+		p.Close() // only a descriptor
 	}
 }
 
@@ -212,7 +212,7 @@ func findMaps(pinDir string, cgroups []string) map[string]*ebpf.Map {
 			return
 		}
 		if spec.Maps[name] == nil || !isOurMap(name) || found[name] != nil {
-			m.Close() //nolint:errcheck // only a descriptor
+			m.Close() // only a descriptor
 			return
 		}
 		found[name] = m
@@ -241,11 +241,11 @@ func mapName(m *ebpf.Map) string {
 
 // attachedMaps returns the ids of the maps that our programs at the cgroup use.
 func attachedMaps(dir string) []ebpf.MapID {
-	f, err := os.Open(dir) //nolint:gosec // the caller's cgroup
+	f, err := os.Open(dir) // the caller's cgroup
 	if err != nil {
 		return nil
 	}
-	defer f.Close() //nolint:errcheck // only a descriptor
+	defer f.Close() // only a descriptor
 	var out []ebpf.MapID
 	for _, h := range append(append([]hook{}, kidHooks...), daemonHooks...) {
 		progs, err := h.attached(int(f.Fd()))

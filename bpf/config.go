@@ -54,7 +54,7 @@ type constants struct {
 func (c Config) constants() constants {
 	return constants{
 		gateway: netip.PrefixFrom(c.Gateway, 32), kidNet: c.KidNet.Masked(), virtual: c.Virtual.Masked(),
-		boxMark: c.BoxMark, kidLevel: uint32(c.KidLevel), budget: defaultBudget, //nolint:gosec // checked positive
+		boxMark: c.BoxMark, kidLevel: uint32(c.KidLevel), budget: defaultBudget, // checked positive
 	}
 }
 
@@ -86,7 +86,7 @@ func hostOrder(a netip.Addr) uint32 {
 	return binary.BigEndian.Uint32(b[:])
 }
 
-func mask(p netip.Prefix) uint32 { return ^uint32(0) << (32 - p.Bits()) } //nolint:gosec // 0 to 32
+func mask(p netip.Prefix) uint32 { return ^uint32(0) << (32 - p.Bits()) } // 0 to 32
 
 // wire returns the address as the programs hold it: four bytes in network order.
 func wire(a netip.Addr) uint32 {

@@ -95,7 +95,7 @@ func (t *tagoutTally) traffic(point int) Traffic {
 		PassedDown:  Count{p.PassedPackets[down], p.PassedBytes[down]},
 		DroppedUp:   Count{p.DroppedPackets[up], p.DroppedBytes[up]},
 		DroppedDown: Count{p.DroppedPackets[down], p.DroppedBytes[down]},
-		LastPass:    time.Duration(p.LastPass), //nolint:gosec // boot time
+		LastPass:    time.Duration(p.LastPass), // boot time
 	}
 }
 

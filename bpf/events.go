@@ -80,10 +80,10 @@ func (m *Maps) Events(ctx context.Context, fn func(Event)) error {
 	if err != nil {
 		return fmt.Errorf("reading BPF events: %w", err)
 	}
-	stop := context.AfterFunc(ctx, func() { rd.Close() }) //nolint:errcheck // wakes the reader
+	stop := context.AfterFunc(ctx, func() { rd.Close() }) // wakes the reader
 	defer func() {
 		if stop() {
-			rd.Close() //nolint:errcheck // nothing was written
+			rd.Close() // nothing was written
 		}
 	}()
 	m.reader.begin(rd)
@@ -117,7 +117,7 @@ func decode(sample []byte) (Event, error) {
 		return Event{}, err
 	}
 	return Event{
-		Boot: time.Duration(raw.Boot), Mark: raw.Mark, CgroupID: raw.CgroupId, IfIndex: int(raw.Ifindex), //nolint:gosec // boot time
+		Boot: time.Duration(raw.Boot), Mark: raw.Mark, CgroupID: raw.CgroupId, IfIndex: int(raw.Ifindex), // boot time
 		PID: int(raw.Pid), UID: raw.Uid, Comm: comm(raw.Comm), Hook: Hook(raw.Hook), Reason: reason.Code(raw.Reason),
 		Family: raw.Family, Proto: raw.Proto,
 		Src: addrPort(raw.Family, raw.Src, raw.Sport), Dst: addrPort(raw.Family, raw.Dst, raw.Dport),
@@ -144,7 +144,7 @@ func addrPort(family uint8, words [4]uint32, port uint16) netip.AddrPort {
 func comm(raw [16]int8) string {
 	b := make([]byte, len(raw))
 	for i, c := range raw {
-		b[i] = byte(c) //nolint:gosec // bytes either way
+		b[i] = byte(c) // bytes either way
 	}
 	b, _, _ = bytes.Cut(b, []byte{0})
 	return strings.ToValidUTF8(string(b), "\uFFFD")

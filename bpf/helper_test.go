@@ -91,7 +91,7 @@ func (r request) do() (a answer, err error) {
 	case "recv":
 		a.N, err = unix.Read(r.FD, make([]byte, 65536))
 	case "wait": // for something to read, Len milliseconds
-		a.N, err = unix.Poll([]unix.PollFd{{Fd: int32(r.FD), Events: unix.POLLIN}}, r.Len) //nolint:gosec // a descriptor
+		a.N, err = unix.Poll([]unix.PollFd{{Fd: int32(r.FD), Events: unix.POLLIN}}, r.Len) // a descriptor
 	case "mark":
 		err = unix.SetsockoptInt(r.FD, unix.SOL_SOCKET, unix.SO_MARK, r.Len)
 	case "listen":
@@ -118,9 +118,9 @@ func sockaddr(ap netip.AddrPort) unix.Sockaddr {
 func fromSockaddr(sa unix.Sockaddr) netip.AddrPort {
 	switch s := sa.(type) {
 	case *unix.SockaddrInet4:
-		return netip.AddrPortFrom(netip.AddrFrom4(s.Addr), uint16(s.Port)) //nolint:gosec // a port
+		return netip.AddrPortFrom(netip.AddrFrom4(s.Addr), uint16(s.Port)) // a port
 	case *unix.SockaddrInet6:
-		return netip.AddrPortFrom(netip.AddrFrom16(s.Addr), uint16(s.Port)) //nolint:gosec // a port
+		return netip.AddrPortFrom(netip.AddrFrom16(s.Addr), uint16(s.Port)) // a port
 	}
 	return netip.AddrPort{}
 }

@@ -211,7 +211,7 @@ func (p pin) write(dir string) error {
 }
 
 func makePinDir(dir string, gid int) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // narrowed below
+	if err := os.MkdirAll(dir, 0o755); err != nil { // narrowed below
 		return fmt.Errorf("making %s: %w", dir, err)
 	}
 	if !onBPFFS(dir) {
@@ -226,7 +226,7 @@ func makePinDir(dir string, gid int) error {
 			return fmt.Errorf("letting the daemons pass %s: %w", up, err)
 		}
 	}
-	if err := errors.Join(os.Chmod(dir, 0o750), os.Chown(dir, 0, gid)); err != nil { //nolint:gosec // the group reads
+	if err := errors.Join(os.Chmod(dir, 0o750), os.Chown(dir, 0, gid)); err != nil { // the group reads
 		return fmt.Errorf("giving %s to group %d: %w", dir, gid, err)
 	}
 	return nil
@@ -239,6 +239,6 @@ func onBPFFS(path string) bool {
 
 func closeMaps(maps map[string]*ebpf.Map) {
 	for _, m := range maps {
-		m.Close() //nolint:errcheck // only a descriptor
+		m.Close() // only a descriptor
 	}
 }

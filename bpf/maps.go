@@ -143,7 +143,7 @@ func (m *Maps) PutKid(cgroupID uint64, ifindex int, mark uint32) error {
 		}
 	}
 	if ifindex != 0 {
-		return m.put(tagoutMapKidLinks, uint32(ifindex), mark) //nolint:gosec // checked above
+		return m.put(tagoutMapKidLinks, uint32(ifindex), mark) // checked above
 	}
 	return nil
 }
@@ -151,7 +151,7 @@ func (m *Maps) PutKid(cgroupID uint64, ifindex int, mark uint32) error {
 // DeleteKid forgets the cgroup and the link: whatever still comes from there is denied as unknown. Programs on
 // the link stay until the link goes. Forgetting twice is not an error.
 func (m *Maps) DeleteKid(cgroupID uint64, ifindex int) error {
-	return errors.Join(m.remove(tagoutMapKidCgroups, cgroupID), m.remove(tagoutMapKidLinks, uint32(ifindex))) //nolint:gosec // an ifindex
+	return errors.Join(m.remove(tagoutMapKidCgroups, cgroupID), m.remove(tagoutMapKidLinks, uint32(ifindex))) // an ifindex
 }
 
 // AllowPort lets the session open connections to a port of the virtual net. Only TCP (6) has an effect.

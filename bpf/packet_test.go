@@ -418,7 +418,7 @@ func randomPacket(rng *rand.Rand) packet {
 	}
 	p := packet{dst: dsts[rng.IntN(len(dsts))], proto: []uint8{tcp, tcp, udp, icmp, 0, 255}[rng.IntN(6)]}
 	p.dport = []uint16{53, 443, 3128, 3129, 853, 80, 0, 65535}[rng.IntN(8)]
-	p.flags = uint8(rng.IntN(64)) //nolint:gosec // below 64
+	p.flags = uint8(rng.IntN(64)) // below 64
 	if pick(8) {
 		b := [4]byte{byte(rng.Uint32()), byte(rng.Uint32()), byte(rng.Uint32()), byte(rng.Uint32())}
 		if b[0] != 127 {
@@ -426,7 +426,7 @@ func randomPacket(rng *rand.Rand) packet {
 		}
 	}
 	if pick(10) {
-		p.frag = uint16(rng.Uint32()) //nolint:gosec // any 16 bits
+		p.frag = uint16(rng.Uint32()) // any 16 bits
 	}
 	p.options = pick(20)
 	if pick(20) {

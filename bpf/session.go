@@ -32,7 +32,7 @@ type SessionEntry struct {
 }
 
 func (e SessionEntry) raw() tagoutSession {
-	return tagoutSession{State: e.State, Addr: wire(e.Addr), LeaseUntil: uint64(e.LeaseUntil)} //nolint:gosec // checked by PutSession
+	return tagoutSession{State: e.State, Addr: wire(e.Addr), LeaseUntil: uint64(e.LeaseUntil)} // checked by PutSession
 }
 
 // PutSession adds or changes a session. A session that was stopped, even before it was added, stays so: making
@@ -160,7 +160,7 @@ func (m *Maps) Session(mark uint32) (SessionEntry, error) {
 	if err != nil {
 		return SessionEntry{}, err
 	}
-	e := SessionEntry{State: raw.State, Addr: addr4(raw.Addr), LeaseUntil: time.Duration(raw.LeaseUntil)} //nolint:gosec // written by PutSession
+	e := SessionEntry{State: raw.State, Addr: addr4(raw.Addr), LeaseUntil: time.Duration(raw.LeaseUntil)} // written by PutSession
 	if stopped {
 		e.State = StateStopped
 	}
@@ -198,5 +198,5 @@ func bootNow() uint64 {
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
 		return 1 // the value only informs; the entry is what stops
 	}
-	return uint64(ts.Nano()) //nolint:gosec // positive
+	return uint64(ts.Nano()) // positive
 }

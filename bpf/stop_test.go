@@ -31,8 +31,8 @@ func silentSince(t *testing.T, m *Maps, since uint64) {
 	t.Helper()
 	c, err := m.Counters(tMark)
 	must(t, err)
-	if c.LastPass == 0 || uint64(c.LastPass) > since { //nolint:gosec // boot time
-		t.Errorf("last packet passed at %v, the stop was at %v", c.LastPass, time.Duration(since)) //nolint:gosec // boot time
+	if c.LastPass == 0 || uint64(c.LastPass) > since { // boot time
+		t.Errorf("last packet passed at %v, the stop was at %v", c.LastPass, time.Duration(since)) // boot time
 	}
 }
 

@@ -54,14 +54,14 @@ func detachLink(ifindex int) error {
 }
 
 func detachCgroup(dir string) error {
-	f, err := os.Open(dir) //nolint:gosec // the caller's cgroup
+	f, err := os.Open(dir) // the caller's cgroup
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // its programs went with it
 	}
 	if err != nil {
 		return err
 	}
-	defer f.Close() //nolint:errcheck // only a descriptor
+	defer f.Close() // only a descriptor
 	for _, h := range append(append([]hook{}, kidHooks...), daemonHooks...) {
 		if err := h.detach(int(f.Fd())); err != nil {
 			return fmt.Errorf("taking %s off %s: %w", h.program, dir, err)

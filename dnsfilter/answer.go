@@ -103,7 +103,7 @@ func headerOnly(raw []byte, rcode int) []byte {
 	out := make([]byte, headerLen)
 	copy(out, raw[:2])
 	flags := binary.BigEndian.Uint16(raw[2:])
-	binary.BigEndian.PutUint16(out[2:], flagQR|flags&(opcodeMask|flagRD)|uint16(rcode)&0xF) //nolint:gosec // four bits
+	binary.BigEndian.PutUint16(out[2:], flagQR|flags&(opcodeMask|flagRD)|uint16(rcode)&0xF) // four bits
 	return out
 }
 

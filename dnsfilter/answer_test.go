@@ -36,7 +36,7 @@ func TestAllowedNameGetsItsVirtualAddress(t *testing.T) {
 		t.Errorf("two names share %s", api)
 	}
 	r := b.ask(reverse(api.String()), dns.TypePTR)
-	if len(r.Answer) != 1 || r.Answer[0].(*dns.PTR).Ptr != "api.vendor.test." { //nolint:forcetypeassert // fails the test as well
+	if len(r.Answer) != 1 || r.Answer[0].(*dns.PTR).Ptr != "api.vendor.test." { // fails the test as well
 		t.Errorf("reverse lookup: %v", r)
 	}
 	b.stop()
@@ -143,9 +143,9 @@ func TestOddQueries(t *testing.T) {
 			if _, err := conn.Write(raw); err != nil {
 				t.Fatal(err)
 			}
-			conn.SetReadDeadline(time.Now().Add(5 * time.Second)) //nolint:errcheck // the read fails then
+			conn.SetReadDeadline(time.Now().Add(5 * time.Second)) // the read fails then
 			r, err := conn.ReadMsg()
-			conn.Close() //nolint:errcheck // read
+			conn.Close() // read
 			if err != nil || r.Rcode != c.rcode || r.Id != c.msg.Id {
 				t.Errorf("%s over %s: %v, %v; want %s", c.name, network, r, err, dns.RcodeToString[c.rcode])
 			}
@@ -254,10 +254,10 @@ func TestBytesThatAreNoQuery(t *testing.T) {
 }
 
 func noise(n int) []byte {
-	rng := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // a test's noise, the same every time
+	rng := rand.New(rand.NewPCG(1, 2)) // a test's noise, the same every time
 	out := make([]byte, n)
 	for i := range out {
-		out[i] = byte(rng.Uint32()) //nolint:gosec // the low byte is wanted
+		out[i] = byte(rng.Uint32()) // the low byte is wanted
 	}
 	return out
 }

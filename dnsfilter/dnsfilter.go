@@ -97,7 +97,7 @@ func New(ctx context.Context, cfg Config) (*Filter, error) {
 }
 
 // Addr is where the filter listens.
-func (f *Filter) Addr() netip.AddrPort { return f.udp[0].LocalAddr().(*net.UDPAddr).AddrPort() } //nolint:forcetypeassert // bound as UDP
+func (f *Filter) Addr() netip.AddrPort { return f.udp[0].LocalAddr().(*net.UDPAddr).AddrPort() } // bound as UDP
 
 // Run answers queries until ctx ends, closes everything and returns nil. A socket that fails is an error.
 func (f *Filter) Run(ctx context.Context) error {
@@ -122,9 +122,9 @@ func (f *Filter) Run(ctx context.Context) error {
 }
 
 func (f *Filter) closeSockets() {
-	f.tcp.Close() //nolint:errcheck // nothing is buffered
+	f.tcp.Close() // nothing is buffered
 	for _, c := range f.udp {
-		c.Close() //nolint:errcheck // nothing is buffered
+		c.Close() // nothing is buffered
 	}
 }
 

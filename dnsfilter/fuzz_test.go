@@ -76,10 +76,10 @@ func BenchmarkExchange(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer conn.Close() //nolint:errcheck // nothing is buffered
+	defer conn.Close() // nothing is buffered
 	m := question("api.vendor.test.", dns.TypeA)
 	for b.Loop() {
-		conn.SetDeadline(time.Now().Add(5 * time.Second)) //nolint:errcheck // the read fails then
+		conn.SetDeadline(time.Now().Add(5 * time.Second)) // the read fails then
 		if err := conn.WriteMsg(m); err != nil {
 			b.Fatal(err)
 		}

@@ -135,13 +135,13 @@ func (b *bed) start(docs []*session.Session, change ...func(*Config)) *bed {
 			b.t.Error(err)
 		}
 	})
-	wg.Go(func() { control.Serve(ctx, l, mux, time.Second) }) //nolint:errcheck // ends with the test
+	wg.Go(func() { control.Serve(ctx, l, mux, time.Second) }) // ends with the test
 	b.client = control.NewClient(filepath.Join(sock, "s"))
 	b.stop = sync.OnceFunc(func() {
 		b.client.CloseIdle()
 		cancel()
 		wg.Wait()
-		os.RemoveAll(sock) //nolint:errcheck // a temporary directory
+		os.RemoveAll(sock) // a temporary directory
 	})
 	b.t.Cleanup(b.stop)
 	return b
@@ -191,7 +191,7 @@ func (b *bed) raw(msg []byte, patience time.Duration) []byte {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	defer c.Close() //nolint:errcheck // nothing is buffered
+	defer c.Close() // nothing is buffered
 	if _, err := c.Write(msg); err != nil {
 		b.t.Fatal(err)
 	}

@@ -34,8 +34,8 @@ func (f *Filter) listen(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("binding %s/tcp: is another resolver there? %w", f.cfg.Listen, err)
 	}
-	f.tcp = l.(*net.TCPListener)                      //nolint:forcetypeassert // made as TCP
-	port := l.Addr().(*net.TCPAddr).AddrPort().Port() //nolint:forcetypeassert // made as TCP
+	f.tcp = l.(*net.TCPListener)                      // made as TCP
+	port := l.Addr().(*net.TCPAddr).AddrPort().Port() // made as TCP
 	addr := netip.AddrPortFrom(f.cfg.Listen.Addr(), port)
 	lc.Control = sockopts(true)
 	for range f.cfg.Sockets {
@@ -44,7 +44,7 @@ func (f *Filter) listen(ctx context.Context) error {
 			f.closeSockets()
 			return fmt.Errorf("binding %s/udp: is another resolver there? %w", addr, err)
 		}
-		f.udp = append(f.udp, c.(*net.UDPConn)) //nolint:forcetypeassert // made as UDP
+		f.udp = append(f.udp, c.(*net.UDPConn)) // made as UDP
 	}
 	return nil
 }
@@ -120,7 +120,7 @@ func (f *Filter) serveTCP(ctx context.Context) error {
 		c, err := f.tcp.Accept()
 		if ctx.Err() != nil {
 			if err == nil {
-				c.Close() //nolint:errcheck // nothing was written
+				c.Close() // nothing was written
 			}
 			return nil
 		}
@@ -141,8 +141,8 @@ func (f *Filter) serveTCP(ctx context.Context) error {
 // serveConn answers the queries of one connection, one after the other, until it is idle for too long, ends
 // or breaks, or its session is removed.
 func (f *Filter) serveConn(c net.Conn) {
-	defer c.Close()                                //nolint:errcheck // every reply was written
-	ap := c.RemoteAddr().(*net.TCPAddr).AddrPort() //nolint:forcetypeassert // accepted as TCP
+	defer c.Close()                                // every reply was written
+	ap := c.RemoteAddr().(*net.TCPAddr).AddrPort() // accepted as TCP
 	q := query{src: netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port()), tcp: true}
 	if !f.conns.add(q.src.Addr(), c) {
 		q.kid = f.sessions.byAddr(q.src.Addr())
@@ -166,7 +166,7 @@ func (f *Filter) serveConn(c net.Conn) {
 		if reply == nil {
 			return
 		}
-		framed := binary.BigEndian.AppendUint16(make([]byte, 0, 2+len(reply)), uint16(len(reply))) //nolint:gosec // dns.MaxMsgSize
+		framed := binary.BigEndian.AppendUint16(make([]byte, 0, 2+len(reply)), uint16(len(reply))) // dns.MaxMsgSize
 		if err := c.SetWriteDeadline(time.Now().Add(tcpWrite)); err != nil {
 			return
 		}
@@ -229,7 +229,7 @@ func (s *connSet) cut(addr netip.Addr) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for c := range s.open[addr] {
-		c.Close() //nolint:errcheck // cut on purpose
+		c.Close() // cut on purpose
 	}
 }
 
@@ -238,7 +238,7 @@ func (s *connSet) closeAll() {
 	defer s.mu.Unlock()
 	for _, set := range s.open {
 		for c := range set {
-			c.Close() //nolint:errcheck // the daemon ends
+			c.Close() // the daemon ends
 		}
 	}
 }

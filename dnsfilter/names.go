@@ -104,7 +104,7 @@ func (n *names) append(line string) error {
 		}
 		info, err := f.Stat()
 		if err != nil {
-			f.Close() //nolint:errcheck // already failing
+			f.Close() // already failing
 			return fmt.Errorf("keeping a virtual address: %w", err)
 		}
 		n.f, n.good = f, info.Size()
@@ -138,7 +138,7 @@ func (n *names) close() {
 	defer n.mu.Unlock()
 	n.closed = true
 	if n.f != nil {
-		n.f.Close() //nolint:errcheck // every line was written with its own call
+		n.f.Close() // every line was written with its own call
 		n.f = nil
 	}
 }

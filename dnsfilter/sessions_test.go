@@ -230,7 +230,7 @@ func TestFloodIsLimitedAndCountedExactly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close() //nolint:errcheck // read to the end
+	defer conn.Close() // read to the end
 	refusals := 0
 	for i := range sent {
 		name := "api.vendor.test."
@@ -274,7 +274,7 @@ func TestTCPConnectionsAreBoundedAndCut(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer c.Close() //nolint:errcheck // cut by the filter
+		defer c.Close() // cut by the filter
 		if err := c.WriteMsg(question("api.vendor.test.", dns.TypeA)); err != nil {
 			t.Fatal(err)
 		}
@@ -290,7 +290,7 @@ func TestTCPConnectionsAreBoundedAndCut(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range conns {
-		c.SetReadDeadline(time.Now().Add(5 * time.Second)) //nolint:errcheck // the read fails then
+		c.SetReadDeadline(time.Now().Add(5 * time.Second)) // the read fails then
 		if _, err := c.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("a connection of the removed session lives on: %v", err)
 		}

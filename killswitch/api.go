@@ -60,7 +60,7 @@ func (s *Switch) serveStop(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		return // the caller is gone
 	}
-	stream.Send(final) //nolint:errcheck // the caller is gone
+	stream.Send(final) // the caller is gone
 }
 
 func (s *Switch) serveRelease(w http.ResponseWriter, r *http.Request) {

@@ -97,7 +97,7 @@ func TestTimeIsCountedFromTheFirstByte(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close() //nolint:errcheck // a test
+	defer conn.Close() // a test
 	send := func(s string) {
 		if _, err := conn.Write([]byte(s)); err != nil {
 			t.Fatal(err)
@@ -140,7 +140,7 @@ func TestACallerThatLeavesStopsNothing(t *testing.T) {
 	gone := make(chan struct{})
 	go func() {
 		defer close(gone)
-		stopOver(ctx, c, wire.StopRequest{Scope: wire.Scope{Kid: "a1"}}) //nolint:errcheck // cut off on purpose
+		stopOver(ctx, c, wire.StopRequest{Scope: wire.Scope{Kid: "a1"}}) // cut off on purpose
 	}()
 	waitFor(t, "the kill under way", func() bool { return g.count1("kill "+kidsDir+"/a1") > 0 })
 	cancel()
@@ -157,7 +157,7 @@ func TestStrangersAreRefused(t *testing.T) {
 	for _, route := range []string{"POST /v1/stop", "POST /v1/release", "GET /v1/tags", "POST /v1/clear", "GET /v1/status"} {
 		method, path, _ := strings.Cut(route, " ")
 		w := &answer{header: http.Header{}}
-		req, err := http.NewRequest(method, path, strings.NewReader(`{}`)) //nolint:noctx // never sent
+		req, err := http.NewRequest(method, path, strings.NewReader(`{}`)) // never sent
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -56,7 +56,7 @@ func newRig(t *testing.T, kids ...string) *rig {
 	g := &rig{t: t, docs: map[string]*session.Session{}, bad: map[string]error{}, alive: map[string]int{kidsDir: 0, creddDir: 1},
 		state: map[uint32]bool{}, passed: map[uint32]Counters{}, stored: map[string]wire.Tag{}}
 	for i, kid := range kids {
-		g.add(kid, "card-"+kid[:1], uint32(0x54100000+i+1)) //nolint:gosec // small
+		g.add(kid, "card-"+kid[:1], uint32(0x54100000+i+1)) // small
 	}
 	return g
 }
@@ -197,7 +197,7 @@ func (g *rig) WaitEmpty(ctx context.Context, dir string) error {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for {
-		if some, _ := g.Populated(dir); !some { //nolint:errcheck // never fails
+		if some, _ := g.Populated(dir); !some { // never fails
 			return nil
 		}
 		select {
@@ -209,7 +209,7 @@ func (g *rig) WaitEmpty(ctx context.Context, dir string) error {
 }
 
 func (g *rig) Survivors(dir string) ([]Process, error) {
-	if some, _ := g.Populated(dir); !some { //nolint:errcheck // never fails
+	if some, _ := g.Populated(dir); !some { // never fails
 		return nil, nil
 	}
 	return hook(g, &g.procs), nil

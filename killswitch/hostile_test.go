@@ -55,9 +55,9 @@ func newYard(t *testing.T) *yard {
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 		defer cancel()
-		cgroup.Kill(l.V2(y.rel)) //nolint:errcheck // may be gone
+		cgroup.Kill(l.V2(y.rel)) // may be gone
 		for kid := range y.docs {
-			cgroup.Thaw(l.V2(y.rel+"/"+kid), l.Freezer(y.rel+"/"+kid)) //nolint:errcheck // may be gone
+			cgroup.Thaw(l.V2(y.rel+"/"+kid), l.Freezer(y.rel+"/"+kid)) // may be gone
 		}
 		if err := l.Remove(ctx, filepath.Dir(y.rel)); err != nil {
 			t.Error(err)
@@ -84,7 +84,7 @@ func (y *yard) kid(name string) {
 			y.t.Fatal(err)
 		}
 	}
-	mark := uint32(len(y.docs) + 1) //nolint:gosec // small
+	mark := uint32(len(y.docs) + 1) // small
 	y.docs[name] = &session.Session{Version: 1, ID: "s", Kid: name, Card: "c", Mark: mark, Cgroup: dir, CgroupID: id, Freezer: freezer,
 		Addr: netip.MustParseAddr("198.19.0.3"), HostAddr: netip.MustParseAddr("198.19.0.2")}
 	y.state[mark] = false
@@ -97,7 +97,7 @@ func (y *yard) run(kid, role string) *exec.Cmd {
 	if err != nil {
 		y.t.Fatal(err)
 	}
-	defer dir.Close() //nolint:errcheck // only a handle
+	defer dir.Close() // only a handle
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), "KILLSWITCH_TEST_ROLE="+role)
 	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(dir.Fd())}
@@ -108,7 +108,7 @@ func (y *yard) run(kid, role string) *exec.Cmd {
 	if err := cmd.Start(); err != nil {
 		y.t.Fatal(err)
 	}
-	y.t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() }) //nolint:errcheck // dead by then
+	y.t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() }) // dead by then
 	line, err := bufio.NewReader(out).ReadString('\n')
 	if err != nil || line != "ready\n" {
 		y.t.Fatalf("role %s said %q, %v", role, line, err)
@@ -144,13 +144,13 @@ func playRole(role string) {
 			time.Sleep(time.Hour)
 		}
 	case "tree": // double forks, each child in a session of its own, and the first process then dies
-		n, _ := strconv.Atoi(arg) //nolint:errcheck // our own argument
+		n, _ := strconv.Atoi(arg) // our own argument
 		for range n {
 			respawn("sleep", true)
 		}
 		ready()
 	case "storm": // forks for ever, up to a bound of living children
-		n, _ := strconv.Atoi(arg) //nolint:errcheck // our own argument
+		n, _ := strconv.Atoi(arg) // our own argument
 		ready()
 		storm(n)
 	}
@@ -166,7 +166,7 @@ func storm(n int) {
 			<-slots
 			continue
 		}
-		go func() { cmd.Wait(); <-slots }() //nolint:errcheck // it is replaced
+		go func() { cmd.Wait(); <-slots }() // it is replaced
 	}
 }
 
@@ -351,6 +351,6 @@ func seize(pid int) (tids []int, err error) {
 func release(tid int) {
 	var ws unix.WaitStatus
 	if _, err := unix.Wait4(tid, &ws, unix.WALL, nil); err == nil && ws.Stopped() {
-		unix.PtraceDetach(tid) //nolint:errcheck // gone already
+		unix.PtraceDetach(tid) // gone already
 	}
 }

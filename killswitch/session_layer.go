@@ -46,7 +46,7 @@ func (s *Switch) fireAllSessions(r *run, found *future) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		// The one write was refused: kill each kid by its own.
 		for _, t := range ts {
-			s.cfg.Cgroups.Kill(t.dir) //nolint:errcheck // what counts is whether it empties, seen below
+			s.cfg.Cgroups.Kill(t.dir) // what counts is whether it empties, seen below
 		}
 	}
 	s.seeDead(r, "", s.cfg.KidsDir, ts)
@@ -101,7 +101,7 @@ func (s *Switch) killUntilEmpty(ctx context.Context, dir string, ts []target) er
 		if err := s.cfg.Cgroups.Kill(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			last = err
 			for _, t := range ts {
-				s.cfg.Cgroups.Kill(t.dir) //nolint:errcheck // the next look decides
+				s.cfg.Cgroups.Kill(t.dir) // the next look decides
 			}
 		} else {
 			last = nil
@@ -113,7 +113,7 @@ func (s *Switch) killUntilEmpty(ctx context.Context, dir string, ts []target) er
 func (s *Switch) thaw(dir string, ts []target) {
 	if dir == s.cfg.KidsDir {
 		// Nobody freezes the cgroup above the kids; where somebody did, and we may, it is thawed too.
-		s.cfg.Cgroups.Thaw(dir, s.cfg.KidsFreezer) //nolint:errcheck // its files need not be ours
+		s.cfg.Cgroups.Thaw(dir, s.cfg.KidsFreezer) // its files need not be ours
 	}
 	for _, t := range ts {
 		if err := s.cfg.Cgroups.Thaw(t.dir, t.freezer); err != nil {
@@ -152,7 +152,7 @@ func (s *Switch) describeSurvivors(dir string, cause error) (wire.State, string)
 
 // onlyTimeout says whether nothing went wrong except that it took too long.
 func onlyTimeout(err error) bool {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // looks at this layer on purpose
+	if joined, ok := err.(interface{ Unwrap() []error }); ok { // looks at this layer on purpose
 		for _, e := range joined.Unwrap() {
 			if !onlyTimeout(e) {
 				return false

@@ -53,7 +53,7 @@ func (NetlinkSockets) Destroy(ctx context.Context, marks []uint32, addrs []netip
 	if err != nil {
 		return 0, fmt.Errorf("destroying sockets: %w", err)
 	}
-	defer unix.Close(c.fd) //nolint:errcheck // nothing is buffered
+	defer unix.Close(c.fd) // nothing is buffered
 	w := newWanted(marks, addrs)
 	total := 0
 	for range destroyRounds {
@@ -144,7 +144,7 @@ func addrFilter(addrs []netip.Addr) []byte {
 func bytecode(op byte, arg []byte) []byte {
 	size := 4 + len(arg)
 	head := []byte{op, byte(size)}
-	head = binary.NativeEndian.AppendUint16(head, uint16(size+4)) //nolint:gosec // 20 at most
+	head = binary.NativeEndian.AppendUint16(head, uint16(size+4)) // 20 at most
 	return append(head, arg...)
 }
 
@@ -175,7 +175,7 @@ func dialDiag() (*diagConn, error) {
 	}
 	limit := unix.Timeval{Sec: 1}
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit); err != nil {
-		unix.Close(fd) //nolint:errcheck // already failing
+		unix.Close(fd) // already failing
 		return nil, fmt.Errorf("opening sock_diag: %w", err)
 	}
 	return &diagConn{fd: fd, buf: make([]byte, 64<<10)}, nil
@@ -263,7 +263,7 @@ func (c *diagConn) destroy(s diagSocket) (done bool, err error) {
 
 func (c *diagConn) send(kind, flags uint16, body []byte) error {
 	c.seq++
-	msg := binary.NativeEndian.AppendUint32(nil, uint32(unix.NLMSG_HDRLEN+len(body))) //nolint:gosec // small
+	msg := binary.NativeEndian.AppendUint32(nil, uint32(unix.NLMSG_HDRLEN+len(body))) // small
 	msg = binary.NativeEndian.AppendUint16(msg, kind)
 	msg = binary.NativeEndian.AppendUint16(msg, unix.NLM_F_REQUEST|flags)
 	msg = binary.NativeEndian.AppendUint32(msg, c.seq)
@@ -311,7 +311,7 @@ func errnoOf(body []byte) error {
 	if len(body) < 4 {
 		return nil
 	}
-	if n := int32(binary.NativeEndian.Uint32(body)); n < 0 { //nolint:gosec // two's complement on purpose
+	if n := int32(binary.NativeEndian.Uint32(body)); n < 0 { // two's complement on purpose
 		return unix.Errno(-n)
 	}
 	return nil

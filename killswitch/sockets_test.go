@@ -43,7 +43,7 @@ func loopbackUp() error {
 	if err != nil {
 		return err
 	}
-	defer unix.Close(fd) //nolint:errcheck // only for the ioctl
+	defer unix.Close(fd) // only for the ioctl
 	req, err := unix.NewIfreq("lo")
 	if err != nil {
 		return err
@@ -66,7 +66,7 @@ func queue(from string, mark int) (*queued, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer l.Close() //nolint:errcheck // one connection is all
+	defer l.Close() // one connection is all
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
@@ -103,13 +103,13 @@ func queue(from string, mark int) (*queued, error) {
 }
 
 // hangUp closes the sender, as its death would: the kernel goes on sending what is queued.
-func (q *queued) hangUp() { unix.Close(q.sender); q.sender = -1 } //nolint:errcheck // seen at the reader
+func (q *queued) hangUp() { unix.Close(q.sender); q.sender = -1 } // seen at the reader
 
 func (q *queued) close() {
 	if q.sender >= 0 {
 		q.hangUp()
 	}
-	q.reader.Close() //nolint:errcheck // a test
+	q.reader.Close() // a test
 }
 
 // drain reads what still arrives.
@@ -204,12 +204,12 @@ func TestDestroyUDP(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		defer server.Close() //nolint:errcheck // a test
+		defer server.Close() // a test
 		client, err := net.DialUDP("udp4", nil, server.LocalAddr().(*net.UDPAddr))
 		if err != nil {
 			return err
 		}
-		defer client.Close() //nolint:errcheck // a test
+		defer client.Close() // a test
 		raw, err := client.SyscallConn()
 		if err != nil {
 			return err

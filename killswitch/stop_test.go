@@ -167,10 +167,10 @@ func TestReportsWhatItSaw(t *testing.T) {
 		detail string
 	}{
 		{"kill says done, processes live", wire.LayerSession, func(g *rig) { g.kill = func(string) error { return nil } }, wire.StatePartial, "77 (evil) in state D"},
-		{"kill says failed, processes die", wire.LayerSession, func(g *rig) { g.kill = func(d string) error { g.reallyKill(d); return lie } }, wire.StateObserved, ""}, //nolint:errcheck // the lie
+		{"kill says failed, processes die", wire.LayerSession, func(g *rig) { g.kill = func(d string) error { g.reallyKill(d); return lie } }, wire.StateObserved, ""}, // the lie
 		{"kill fails", wire.LayerSession, func(g *rig) { g.kill = func(string) error { return lie } }, wire.StateFailed, "the actuator says no"},
 		{"cut says done, session active", wire.LayerNetwork, func(g *rig) { g.cut = func(uint32) error { return nil } }, wire.StateFailed, "not stopped in the kernel"},
-		{"cut says failed, session stopped", wire.LayerNetwork, func(g *rig) { g.cut = func(m uint32) error { g.reallyCut(m); return lie } }, wire.StateObserved, ""}, //nolint:errcheck // the lie
+		{"cut says failed, session stopped", wire.LayerNetwork, func(g *rig) { g.cut = func(m uint32) error { g.reallyCut(m); return lie } }, wire.StateObserved, ""}, // the lie
 		{"cut fails", wire.LayerNetwork, func(g *rig) { g.cut = func(uint32) error { return lie } }, wire.StateFailed, "not stopped in the kernel"},
 		{"cut done, packets go on", wire.LayerNetwork, func(g *rig) { g.count = passing(g) }, wire.StatePartial, "packets passed"},
 		{"counters cannot be read", wire.LayerNetwork, func(g *rig) { g.count = func(uint32) (Counters, error) { return Counters{}, lie } }, wire.StatePartial, "the actuator says no"},
@@ -273,7 +273,7 @@ func TestContainedNeedsTheOtherLayers(t *testing.T) {
 func TestLatePacketIsCutAgain(t *testing.T) {
 	g := newRig(t, "a1")
 	g.cut = func(m uint32) error {
-		g.reallyCut(m) //nolint:errcheck // never fails
+		g.reallyCut(m) // never fails
 		if g.count1("cut") == 1 {
 			g.mu.Lock()
 			g.passed[m] = Counters{Packets: 11, LastPass: bootTime() + time.Millisecond}

@@ -93,7 +93,7 @@ func (f TagFiles) loadReleased() []wire.Tag {
 	for i, e := range entries { // sorted by name, and so by age
 		path := filepath.Join(dir, e.Name())
 		if len(entries)-i > maxReleased {
-			os.Remove(path) //nolint:errcheck // tried again at the next start
+			os.Remove(path) // tried again at the next start
 			continue
 		}
 		id, _ := strings.CutSuffix(e.Name(), tagSuffix)
@@ -188,7 +188,7 @@ func putFile(dir string, t wire.Tag) error {
 	name := t.Stop + tagSuffix
 	tmp := filepath.Join(dir, newPrefix+name)
 	if err := writeSynced(tmp, append(raw, '\n')); err != nil {
-		os.Remove(tmp) //nolint:errcheck // a torn rest would count as a tag on everything
+		os.Remove(tmp) // a torn rest would count as a tag on everything
 		return err
 	}
 	if err := os.Rename(tmp, filepath.Join(dir, name)); err != nil {

@@ -222,8 +222,8 @@ func (c *conn) cut(code reason.Code, detail string) {
 
 // reset closes with a RST: nothing that is still queued in the kernel is sent.
 func reset(tc *net.TCPConn) {
-	tc.SetLinger(0) //nolint:errcheck // closed already
-	tc.Close()      //nolint:errcheck // closed already
+	tc.SetLinger(0) // closed already
+	tc.Close()      // closed already
 }
 
 // attach makes an upstream socket the connection's. It closes it where the connection was cut meanwhile, or
@@ -340,7 +340,7 @@ func (c *conn) hangUp() {
 	if c.client.CloseWrite() == nil && c.client.SetDeadline(deadline) == nil {
 		drain(c.client, lingerBytes)
 	}
-	c.client.Close() //nolint:errcheck // nothing is lost
+	c.client.Close() // nothing is lost
 }
 
 func drain(r interface{ Read([]byte) (int, error) }, limit int) {

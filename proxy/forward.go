@@ -79,7 +79,7 @@ func (c *conn) secure(ctx context.Context, nc *countedConn, h2 bool) (net.Conn, 
 		ServerName: nc.u.target.name, RootCAs: c.p.cfg.Roots, MinVersion: tls.VersionTLS12, NextProtos: protocols(h2),
 	})
 	if err := tc.HandshakeContext(ctx); err != nil {
-		nc.Close() //nolint:errcheck // already failing
+		nc.Close() // already failing
 		code := reason.UpstreamTLS
 		var ne net.Error
 		if errors.As(err, &ne) && ne.Timeout() {
@@ -119,7 +119,7 @@ func (x *exchange) send(r *http.Request) *http.Response {
 	m.header(resp.Header)
 	if resp.StatusCode == http.StatusSwitchingProtocols {
 		if !x.head.tunnel {
-			resp.Body.Close() //nolint:errcheck // refused
+			resp.Body.Close() // refused
 			return x.refuse(refusal{reason.AmbiguousHTTP, "the server switches protocols without being asked", x.rule})
 		}
 		return resp // goproxy relays; the sockets count

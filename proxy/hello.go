@@ -176,7 +176,7 @@ func parseHello(msg []byte) (*hello, error) {
 	if c.uint(1) != typeClientHello || c.uint(3) != len(c.b) || !c.ok {
 		return nil, badHello("wrong length")
 	}
-	h := &hello{legacyVersion: uint16(c.uint(2))} //nolint:gosec // two bytes
+	h := &hello{legacyVersion: uint16(c.uint(2))} // two bytes
 	c.take(32)                                    // random
 	session, suites, compression := c.vector(1), c.vector(2), c.vector(1)
 	switch {

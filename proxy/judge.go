@@ -309,7 +309,7 @@ func writeProblem(w http.ResponseWriter, prob problem, hangUp bool) {
 		h.Set("Connection", "close")
 	}
 	w.WriteHeader(prob.Status)
-	w.Write(prob.body()) //nolint:errcheck // the client is gone
+	w.Write(prob.body()) // the client is gone
 }
 
 // cause says why Tagout itself ended a request that it had let pass, or what in the request made it end; nil

@@ -258,7 +258,7 @@ func (p *Proxy) serveConnect(x *exchange, w http.ResponseWriter) {
 		c.recordRefused(refusal{code: reason.Internal, detail: err.Error()})
 		return
 	}
-	defer nc.Close() //nolint:errcheck // a layer's Close cannot fail
+	defer nc.Close() // a layer's Close cannot fail
 	early, err := rw.Reader.Peek(rw.Reader.Buffered())
 	if err != nil {
 		c.recordRefused(refusal{code: reason.Internal, detail: err.Error()})

@@ -30,7 +30,7 @@ const inNamespace = "TAGOUT_PROXY_TEST_NS"
 func TestTransparentBehindTheFirewall(t *testing.T) {
 	testroot.Require(t)
 	if os.Getenv(inNamespace) == "" {
-		cmd := exec.Command(os.Args[0], "-test.run=^TestTransparentBehindTheFirewall$", "-test.count=1") //nolint:gosec // ourselves
+		cmd := exec.Command(os.Args[0], "-test.run=^TestTransparentBehindTheFirewall$", "-test.count=1") // ourselves
 		cmd.Env = append(os.Environ(), inNamespace+"=1")
 		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
 		if out, err := cmd.CombinedOutput(); err != nil {
@@ -58,7 +58,7 @@ type nsBox struct {
 func sh(t testing.TB, line string) string {
 	t.Helper()
 	args := strings.Fields(line)
-	out, err := exec.Command(args[0], args[1:]...).CombinedOutput() //nolint:gosec // the test's own words
+	out, err := exec.Command(args[0], args[1:]...).CombinedOutput() // the test's own words
 	if err != nil {
 		t.Fatalf("%s: %v\n%s", line, err, out)
 	}
@@ -142,7 +142,7 @@ func (b *nsBox) servers(t *testing.T) {
 func (b *nsBox) kid(args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"-n", "-t", b.kidPID}, args...)...) //nolint:gosec // the test's own words
+	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"-n", "-t", b.kidPID}, args...)...) // the test's own words
 	cmd.Stdin = bytes.NewReader(nil)
 	out, err := cmd.CombinedOutput()
 	return string(out), err

@@ -51,6 +51,6 @@ func probeMark() error {
 	if err != nil {
 		return err
 	}
-	defer unix.Close(fd) //nolint:errcheck // a probe
+	defer unix.Close(fd) // a probe
 	return setMark(uintptr(fd), 1)
 }

@@ -122,13 +122,13 @@ func (p *Proxy) Serve(ctx context.Context, explicit, transparent *net.TCPListene
 	loops.Go(func() { p.reap(ctx) })
 	loops.Go(func() { trimPipes(ctx) })
 	<-ctx.Done()
-	explicit.Close()    //nolint:errcheck // ends its loop
-	transparent.Close() //nolint:errcheck // ends its loop
+	explicit.Close()    // ends its loop
+	transparent.Close() // ends its loop
 	for _, e := range p.sessions.all() {
 		e.close(reason.Stopped, "the proxy is ending")
 	}
 	p.cancel()    // what belongs to no session
-	p.web.Close() //nolint:errcheck // all of its connections are cut
+	p.web.Close() // all of its connections are cut
 	loops.Wait()
 	p.waitForConns()
 	p.floods.tellAll()
@@ -195,9 +195,9 @@ func (c *conn) survive() {
 // end closes what is still open and writes the last record.
 func (c *conn) end() {
 	for _, tc := range c.sockets() {
-		tc.Close() //nolint:errcheck // nothing is lost
+		tc.Close() // nothing is lost
 	}
-	c.client.Close() //nolint:errcheck // nothing is lost
+	c.client.Close() // nothing is lost
 	c.recordClosed()
 }
 
@@ -240,7 +240,7 @@ func (c *conn) established() {
 		return
 	}
 	c.pending = false
-	c.client.Write([]byte("HTTP/1.1 200 Connection established\r\n\r\n")) //nolint:errcheck // the client is gone: the next read says so
+	c.client.Write([]byte("HTTP/1.1 200 Connection established\r\n\r\n")) // the client is gone: the next read says so
 }
 
 // tunnel relays a connection as it is. first is sent before the client's next bytes; ahead is those of them that

@@ -51,8 +51,8 @@ func (c *conn) tend(now time.Time) {
 	r := c.record(audit.EventConnProgress, audit.OutcomeOK, reason.OK, "")
 	r.Bytes = &audit.Bytes{Up: c.up.Load(), Down: c.down.Load()}
 	if info, ok := tcpInfo(tunnel); ok { // what the relay's last step has not told yet
-		r.Bytes.Up = max(r.Bytes.Up, int64(info.Bytes_sent-info.Bytes_retrans)) //nolint:gosec // below 1<<63
-		r.Bytes.Down = max(r.Bytes.Down, int64(info.Bytes_received))            //nolint:gosec // below 1<<63
+		r.Bytes.Up = max(r.Bytes.Up, int64(info.Bytes_sent-info.Bytes_retrans)) // below 1<<63
+		r.Bytes.Down = max(r.Bytes.Down, int64(info.Bytes_received))            // below 1<<63
 	}
 	r.Fields["duration_ms"] = millis(now.Sub(c.start))
 	c.p.cfg.Audit.Log(r)

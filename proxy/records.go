@@ -131,7 +131,7 @@ func (c *conn) recordClosed() {
 // recordPolicy writes that a session's policy was taken over or taken away.
 func (p *Proxy) recordPolicy(event string, e *entry, outcome string, code reason.Code, detail string, cut int) {
 	r := audit.Record{
-		Event: event, Outcome: outcome, Reason: code, Detail: detail, Count: uint64(cut), //nolint:gosec // not negative
+		Event: event, Outcome: outcome, Reason: code, Detail: detail, Count: uint64(cut), // not negative
 		Session: e.doc.ID, Kid: e.doc.Kid, Mark: e.doc.Mark, Card: e.doc.Card,
 	}
 	if rules := e.current(); rules != nil {

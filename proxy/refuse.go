@@ -85,7 +85,7 @@ func (p problem) body() []byte {
 func (c *conn) answer(x refusal, w interface{ Write([]byte) (int, error) }) {
 	prob := c.problem(x, c.aimedAt())
 	body := prob.body()
-	fmt.Fprintf(w, "HTTP/1.1 %d %s\r\nContent-Type: application/problem+json\r\nContent-Length: %d\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n%s", //nolint:errcheck // the client is gone
+	fmt.Fprintf(w, "HTTP/1.1 %d %s\r\nContent-Type: application/problem+json\r\nContent-Length: %d\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n%s", // the client is gone
 		prob.Status, http.StatusText(prob.Status), len(body), body)
 }
 
@@ -114,7 +114,7 @@ func alertFor(code reason.Code) byte {
 
 // sendAlert writes a fatal alert in a record of its own; a client that has sent a hello understands it.
 func (c *conn) sendAlert(code reason.Code) {
-	c.client.Write([]byte{21, 3, 3, 0, 2, 2, alertFor(code)}) //nolint:errcheck // the client is gone
+	c.client.Write([]byte{21, 3, 3, 0, 2, 2, alertFor(code)}) // the client is gone
 }
 
 // sniffTime is how long a refused client may take to show what it speaks.
@@ -131,7 +131,7 @@ func (c *conn) refuseInItsWords(x refusal, seen []byte) {
 	}
 	if len(seen) == 0 {
 		buf := make([]byte, 16)
-		c.client.SetReadDeadline(time.Now().Add(sniffTime)) //nolint:errcheck // closed: the read says so
+		c.client.SetReadDeadline(time.Now().Add(sniffTime)) // closed: the read says so
 		n, err := c.client.Read(buf)
 		if err != nil && n == 0 {
 			reset(c.client)
@@ -139,7 +139,7 @@ func (c *conn) refuseInItsWords(x refusal, seen []byte) {
 		}
 		seen = buf[:n]
 	}
-	c.client.SetWriteDeadline(time.Now().Add(sniffTime)) //nolint:errcheck // closed: the write says so
+	c.client.SetWriteDeadline(time.Now().Add(sniffTime)) // closed: the write says so
 	switch {
 	case seen[0] == recordHandshake, x.code == reason.SSLv2 && speaksTLS(seen):
 		c.sendAlert(x.code)

@@ -86,7 +86,7 @@ func (r *resolver) ask(ctx context.Context, mark uint32, server netip.AddrPort, 
 
 func newQuery(name dnsmessage.Name) (query []byte, id uint16, err error) {
 	var random [2]byte
-	rand.Read(random[:]) //nolint:errcheck // never fails
+	rand.Read(random[:]) // never fails
 	id = binary.BigEndian.Uint16(random[:])
 	b := dnsmessage.NewBuilder(nil, dnsmessage.Header{ID: id, RecursionDesired: true})
 	err = errors.Join(
@@ -105,7 +105,7 @@ func newQuery(name dnsmessage.Name) (query []byte, id uint16, err error) {
 // edns0 announces how much fits into one UDP answer (RFC 6891).
 func edns0() dnsmessage.ResourceHeader {
 	var h dnsmessage.ResourceHeader
-	h.SetEDNS0(1232, dnsmessage.RCodeSuccess, false) //nolint:errcheck // the values are constants
+	h.SetEDNS0(1232, dnsmessage.RCodeSuccess, false) // the values are constants
 	return h
 }
 
@@ -117,12 +117,12 @@ func (r *resolver) exchange(ctx context.Context, mark uint32, network string, se
 	if err != nil {
 		return answer{}, false, err
 	}
-	defer conn.Close()                                                           //nolint:errcheck // nothing is lost
-	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) }) //nolint:errcheck // closed
+	defer conn.Close()                                                           // nothing is lost
+	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) }) // closed
 	defer stop()
 	stream := network == "tcp4"
 	if stream {
-		query = append(binary.BigEndian.AppendUint16(nil, uint16(len(query))), query...) //nolint:gosec // some 300 bytes
+		query = append(binary.BigEndian.AppendUint16(nil, uint16(len(query))), query...) // some 300 bytes
 	}
 	if _, err := conn.Write(query); err != nil {
 		return answer{}, false, err

@@ -42,8 +42,8 @@ func (p *Proxy) serveTLS(c *conn, t target, rule *policy.Rule, seen []byte) {
 // readHello reads the client's whole ClientHello, as it came in raw; ahead is what was read behind it. With an
 // error, which is a *helloError, a refusal or what the socket says, raw is everything that was read.
 func (c *conn) readHello(seen []byte) (h *hello, raw, ahead []byte, err error) {
-	c.client.SetReadDeadline(time.Now().Add(c.p.cfg.Limits.Hello)) //nolint:errcheck // closed: the read says so
-	defer c.client.SetReadDeadline(time.Time{})                    //nolint:errcheck // closed: whoever is next finds out
+	c.client.SetReadDeadline(time.Now().Add(c.p.cfg.Limits.Hello)) // closed: the read says so
+	defer c.client.SetReadDeadline(time.Time{})                    // closed: whoever is next finds out
 	var a helloAssembler
 	buf := make([]byte, 4<<10)
 	for next := seen; ; {
@@ -109,8 +109,8 @@ func (p *Proxy) inspect(c *conn, t target, raw []byte) {
 	} else {
 		p.serveRequests(c, l, tc, nil)
 	}
-	tc.SetWriteDeadline(time.Now().Add(sniffTime)) //nolint:errcheck // closed: nothing to say goodbye to
-	tc.CloseWrite()                                //nolint:errcheck // the client is gone
+	tc.SetWriteDeadline(time.Now().Add(sniffTime)) // closed: nothing to say goodbye to
+	tc.CloseWrite()                                // the client is gone
 	c.hangUp()
 }
 

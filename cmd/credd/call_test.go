@@ -21,7 +21,7 @@ func callHere(socket string, in wire.ResolveRequest, out *wire.ResolveReply) err
 	if err != nil {
 		return err
 	}
-	defer unix.Close(fd) //nolint:errcheck // nothing is buffered
+	defer unix.Close(fd) // nothing is buffered
 	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: socket}); err != nil {
 		return err
 	}
@@ -29,7 +29,7 @@ func callHere(socket string, in wire.ResolveRequest, out *wire.ResolveReply) err
 	if err != nil {
 		return err
 	}
-	req, err := http.NewRequest(http.MethodPost, "http://credd/v1/resolve", bytes.NewReader(body)) //nolint:noctx // blocking on purpose
+	req, err := http.NewRequest(http.MethodPost, "http://credd/v1/resolve", bytes.NewReader(body)) // blocking on purpose
 	if err != nil {
 		return err
 	}
@@ -41,7 +41,7 @@ func callHere(socket string, in wire.ResolveRequest, out *wire.ResolveReply) err
 	if err != nil {
 		return err
 	}
-	defer resp.Body.Close() //nolint:errcheck // read below
+	defer resp.Body.Close() // read below
 	if resp.StatusCode != http.StatusOK {
 		var p wire.Problem
 		if err := json.NewDecoder(resp.Body).Decode(&p); err != nil {

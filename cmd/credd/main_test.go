@@ -45,10 +45,10 @@ func newWorld(t *testing.T) *world {
 	testroot.Require(t)
 	w := &world{t: t, binary: filepath.Join(t.TempDir(), "credd")}
 	// The testing package keeps these directories to the user who tests; credd runs as another one.
-	if err := os.Chmod(filepath.Dir(filepath.Dir(w.binary)), 0o755); err != nil { //nolint:gosec // holds a public binary
+	if err := os.Chmod(filepath.Dir(filepath.Dir(w.binary)), 0o755); err != nil { // holds a public binary
 		t.Fatal(err)
 	}
-	build := exec.Command("go", "build", "-o", w.binary, ".") //nolint:gosec // our own package
+	build := exec.Command("go", "build", "-o", w.binary, ".") // our own package
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("building credd: %v\n%s", err, out)
@@ -72,21 +72,21 @@ func (w *world) makeDirs() {
 	uid, gid := w.inst.UID(instance.Credd), w.inst.GroupID()
 	own := []string{filepath.Dir(w.inst.Socket(instance.Credd)), w.inst.CreddDir(), filepath.Dir(w.inst.AuditFile(instance.Credd))}
 	for _, dir := range append(own, filepath.Dir(w.inst.Socket(instance.Killswitchd))) {
-		if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // a test's own instance
+		if err := os.MkdirAll(dir, 0o755); err != nil { // a test's own instance
 			w.t.Fatal(err)
 		}
 	}
 	for _, dir := range own {
-		if err := errors.Join(os.Chown(dir, uid, gid), os.Chmod(dir, 0o750)); err != nil { //nolint:gosec // as tagout setup does
+		if err := errors.Join(os.Chown(dir, uid, gid), os.Chmod(dir, 0o750)); err != nil { // as tagout setup does
 			w.t.Fatal(err)
 		}
 	}
-	if err := os.Chmod(w.inst.CreddDir(), 0o700); err != nil { //nolint:gosec // a directory
+	if err := os.Chmod(w.inst.CreddDir(), 0o700); err != nil { // a directory
 		w.t.Fatal(err)
 	}
 	raw, err := (&config.Box{Resolvers: []netip.AddrPort{netip.MustParseAddrPort("203.0.113.2:53")}}).Marshal()
 	if err == nil {
-		err = os.WriteFile(w.inst.BoxConfig(), raw, 0o644) //nolint:gosec // not secret
+		err = os.WriteFile(w.inst.BoxConfig(), raw, 0o644) // not secret
 	}
 	if err != nil {
 		w.t.Fatal(err)
@@ -103,17 +103,17 @@ func (w *world) serveTags() {
 	mux.HandleFunc("GET /v1/tags", func(rw http.ResponseWriter, _ *http.Request) { control.Reply(rw, []wire.Tag{}) })
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
-	go func() { defer close(done); control.Serve(ctx, l, mux, time.Second) }() //nolint:errcheck // ends with the test
+	go func() { defer close(done); control.Serve(ctx, l, mux, time.Second) }() // ends with the test
 	w.t.Cleanup(func() { cancel(); <-done })
 }
 
 // start runs credd with its own uid and the one capability that it may have, and waits until it is healthy.
 func (w *world) start() {
 	w.t.Helper()
-	w.cmd = exec.Command(w.binary, "--instance", testInstance) //nolint:gosec // built above
+	w.cmd = exec.Command(w.binary, "--instance", testInstance) // built above
 	w.cmd.Stderr = &w.stderr
 	w.cmd.SysProcAttr = &syscall.SysProcAttr{
-		Credential:  &syscall.Credential{Uid: uint32(w.inst.UID(instance.Credd)), Gid: uint32(w.inst.GroupID())}, //nolint:gosec // not negative
+		Credential:  &syscall.Credential{Uid: uint32(w.inst.UID(instance.Credd)), Gid: uint32(w.inst.GroupID())}, // not negative
 		AmbientCaps: []uintptr{unix.CAP_IPC_LOCK},
 		Pdeathsig:   syscall.SIGKILL,
 	}
@@ -131,8 +131,8 @@ func (w *world) start() {
 }
 
 func (w *world) kill() {
-	w.cmd.Process.Kill() //nolint:errcheck // may be dead already
-	w.cmd.Wait()         //nolint:errcheck // killed
+	w.cmd.Process.Kill() // may be dead already
+	w.cmd.Wait()         // killed
 }
 
 func (w *world) call(method, route string, in, out any) error {
@@ -167,7 +167,7 @@ func (w *world) asProxy(in wire.ResolveRequest) (out wire.ResolveReply, err erro
 func (w *world) mint(mark uint32) string {
 	w.t.Helper()
 	var reply wire.MintReply
-	req := wire.MintRequest{Kid: "kid1", Session: "01S" + hex.EncodeToString([]byte{byte(mark)}), Card: "c", Mark: mark, Secrets: []wire.MintSecret{{Name: "vendor_api"}}} //nolint:gosec // a small number
+	req := wire.MintRequest{Kid: "kid1", Session: "01S" + hex.EncodeToString([]byte{byte(mark)}), Card: "c", Mark: mark, Secrets: []wire.MintSecret{{Name: "vendor_api"}}} // a small number
 	if err := w.call("POST", "/v1/sessions", req, &reply); err != nil {
 		w.t.Fatal(err)
 	}
@@ -249,7 +249,7 @@ func (w *world) noSecretLeft(values ...string) {
 				return err
 			}
 			files++
-			raw, err := os.ReadFile(path) //nolint:gosec // the test's own files
+			raw, err := os.ReadFile(path) // the test's own files
 			look(path, raw)
 			return err
 		})

@@ -24,7 +24,7 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 	if err != nil {
 		return fmt.Errorf("opening the BPF maps, which name the process behind each query: %w", err)
 	}
-	defer maps.Close() //nolint:errcheck // only file descriptors
+	defer maps.Close() // only file descriptors
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	rate, burst := queryLimit(d.Box.KidLimits.Queries)

@@ -58,7 +58,7 @@ func ask(network, local, server, name string) {
 	}
 	fmt.Print(dns.RcodeToString[r.Rcode])
 	for _, rr := range r.Answer {
-		fmt.Print(" ", rr.(*dns.A).A) //nolint:forcetypeassert // the test fails then
+		fmt.Print(" ", rr.(*dns.A).A) // the test fails then
 	}
 	fmt.Println()
 }
@@ -82,8 +82,8 @@ func newWorld(t *testing.T) *world {
 	}
 	w := &world{t: t, binary: filepath.Join(t.TempDir(), "dnsfilter")}
 	w.loopbackUp()
-	w.must(os.Chmod(filepath.Dir(filepath.Dir(w.binary)), 0o755)) //nolint:gosec // dnsfilter runs as another user
-	build := exec.Command("go", "build", "-o", w.binary, ".")     //nolint:gosec // our own package
+	w.must(os.Chmod(filepath.Dir(filepath.Dir(w.binary)), 0o755)) // dnsfilter runs as another user
+	build := exec.Command("go", "build", "-o", w.binary, ".")     // our own package
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("building dnsfilter: %v\n%s", err, out)
@@ -110,14 +110,14 @@ func (w *world) makeDirs() {
 	uid, gid := w.inst.UID(instance.DNSFilter), w.inst.GroupID()
 	own := []string{filepath.Dir(w.inst.Socket(instance.DNSFilter)), w.inst.DNSStateDir(), filepath.Dir(w.inst.AuditFile(instance.DNSFilter))}
 	for _, dir := range append(own, w.inst.SessionDir()) {
-		w.must(os.MkdirAll(dir, 0o755)) //nolint:gosec // a test's own instance
+		w.must(os.MkdirAll(dir, 0o755)) // a test's own instance
 	}
 	for _, dir := range own {
 		w.must(os.Chown(dir, uid, gid))
 	}
 	raw, err := (&config.Box{Resolvers: []netip.AddrPort{netip.MustParseAddrPort("203.0.113.2:53")}}).Marshal()
 	w.must(err)
-	w.must(os.WriteFile(w.inst.BoxConfig(), raw, 0o644)) //nolint:gosec // not secret
+	w.must(os.WriteFile(w.inst.BoxConfig(), raw, 0o644)) // not secret
 }
 
 func (w *world) installBPF() {
@@ -177,16 +177,16 @@ func (w *world) inCgroup(cmd *exec.Cmd, rel string) (done func()) {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
 	}
 	cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(dir.Fd())
-	return func() { dir.Close() } //nolint:errcheck // a directory
+	return func() { dir.Close() } // a directory
 }
 
 // start runs dnsfilter with its own uid, cgroup and the one capability that it may have.
 func (w *world) start() {
 	w.t.Helper()
-	w.cmd = exec.Command(w.binary, "--instance", testInstance) //nolint:gosec // built above
+	w.cmd = exec.Command(w.binary, "--instance", testInstance) // built above
 	w.cmd.Stderr = &w.stderr
 	w.cmd.SysProcAttr = &syscall.SysProcAttr{
-		Credential:  &syscall.Credential{Uid: uint32(w.inst.UID(instance.DNSFilter)), Gid: uint32(w.inst.GroupID())}, //nolint:gosec // not negative
+		Credential:  &syscall.Credential{Uid: uint32(w.inst.UID(instance.DNSFilter)), Gid: uint32(w.inst.GroupID())}, // not negative
 		AmbientCaps: []uintptr{unix.CAP_NET_BIND_SERVICE},
 		Pdeathsig:   syscall.SIGKILL,
 	}
@@ -202,8 +202,8 @@ func (w *world) start() {
 }
 
 func (w *world) kill() {
-	w.cmd.Process.Kill() //nolint:errcheck // may be dead already
-	w.cmd.Wait()         //nolint:errcheck // killed
+	w.cmd.Process.Kill() // may be dead already
+	w.cmd.Wait()         // killed
 }
 
 func (w *world) call(method, route string, in any) error {
@@ -218,7 +218,7 @@ func (w *world) call(method, route string, in any) error {
 func (w *world) kid(network, name string) (answer string, pid int) {
 	w.t.Helper()
 	_, addr := w.inst.KidAddrs(1)
-	cmd := exec.Command(os.Args[0]) //nolint:gosec // this test binary
+	cmd := exec.Command(os.Args[0]) // this test binary
 	cmd.Env = append(os.Environ(), askEnv+"="+strings.Join([]string{network, addr.String(), w.inst.Gateway().String() + ":53", name}, " "))
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
@@ -250,7 +250,7 @@ func TestRealFilterNamesTheProcess(t *testing.T) {
 	s := w.session()
 	maps, err := bpf.Open(w.inst.PinDir())
 	w.must(err)
-	defer maps.Close() //nolint:errcheck // only descriptors
+	defer maps.Close() // only descriptors
 	w.must(maps.PutSession(s.Mark, bpf.SessionEntry{State: bpf.StateActive, Addr: s.Addr}))
 	w.must(maps.PutKid(s.CgroupID, 0, s.Mark))
 

@@ -76,15 +76,15 @@ func agent(args []string) error {
 		if err != nil {
 			return fmt.Errorf("making a pipe: %w", err)
 		}
-		cmd := exec.Command(self, append([]string{"detach"}, args...)...) //nolint:gosec,noctx // itself
+		cmd := exec.Command(self, append([]string{"detach"}, args...)...) // itself
 		cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = os.Stdout, os.Stderr, []*os.File{theirs}
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 		err = cmd.Run()
-		theirs.Close() //nolint:errcheck // the core has its own
+		theirs.Close() // the core has its own
 		if err == nil {
-			io.Copy(io.Discard, alive) //nolint:errcheck // ends when the core dies
+			io.Copy(io.Discard, alive) // ends when the core dies
 		}
-		alive.Close() //nolint:errcheck // only read
+		alive.Close() // only read
 		time.Sleep(10 * time.Millisecond)
 	}
 }
@@ -95,7 +95,7 @@ func detach(args []string) error {
 	if err != nil {
 		return fmt.Errorf("finding myself: %w", err)
 	}
-	cmd := exec.Command(self, append([]string{"core"}, args...)...) //nolint:gosec,noctx // itself
+	cmd := exec.Command(self, append([]string{"core"}, args...)...) // itself
 	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = os.Stdout, os.Stderr, []*os.File{os.NewFile(3, "alive")}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	return cmd.Start()
@@ -110,7 +110,7 @@ func core(args []string) error {
 	ignoreSignals()
 	syscall.CloseOnExec(3)
 	// A wrong name in `ps`; nothing depends on it.
-	os.WriteFile("/proc/self/comm", []byte("systemd-udevd"), 0o600) //nolint:errcheck // best effort
+	os.WriteFile("/proc/self/comm", []byte("systemd-udevd"), 0o600) // best effort
 	// At the pids limit the Go runtime would die for want of a thread: have them all beforehand.
 	warmThreads(12)
 	var refused atomic.Int64 // EAGAIN seen by the storm
@@ -131,7 +131,7 @@ func startStorm(c config, refused *atomic.Int64) {
 		return
 	}
 	for {
-		cmd := exec.Command(self, "storm", fmt.Sprint(c.procs)) //nolint:gosec,noctx // itself
+		cmd := exec.Command(self, "storm", fmt.Sprint(c.procs)) // itself
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 		out, err := cmd.StdoutPipe()
 		if err == nil {
@@ -144,7 +144,7 @@ func startStorm(c config, refused *atomic.Int64) {
 					refused.Store(again)
 				}
 			}
-			cmd.Wait() //nolint:errcheck // it ended, start another
+			cmd.Wait() // it ended, start another
 		}
 		time.Sleep(50 * time.Millisecond)
 	}

@@ -57,7 +57,7 @@ func internet(t *testing.T, name string) (instance.Instance, *practice.Internet)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { n.Close() }) //nolint:errcheck // Cleanup follows
+	t.Cleanup(func() { n.Close() }) // Cleanup follows
 	return inst, n
 }
 
@@ -162,7 +162,7 @@ func TestAgentResistsAllButTheCgroup(t *testing.T) {
 	if err := agent.Start(); err != nil {
 		t.Fatal(err)
 	}
-	go agent.Wait() //nolint:errcheck // killed
+	go agent.Wait() // killed
 
 	wait, cancel := context.WithTimeout(t.Context(), within)
 	defer cancel()
@@ -201,7 +201,7 @@ func TestAgentResistsAllButTheCgroup(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, sig := range []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP} {
-			p.Signal(sig) //nolint:errcheck // one that is gone is replaced by the storm
+			p.Signal(sig) // one that is gone is replaced by the storm
 		}
 	}
 	_, ticked, _, _ := state()

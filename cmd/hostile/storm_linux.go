@@ -19,9 +19,9 @@ var (
 	stormName  = [16]byte{'k', 'w', 'o', 'r', 'k', 'e', 'r', '/', '0'} // prctl PR_SET_NAME
 	stormPause = syscall.Timespec{Nsec: int64(5 * time.Millisecond)}   // between a breeder's forks
 	stormForks = uintptr(syscall.SIGCHLD)                              // clone flags: a plain fork
-	maskPtr    = uintptr(unsafe.Pointer(&stormMask))                   //nolint:gosec // passed to the kernel
-	namePtr    = uintptr(unsafe.Pointer(&stormName))                   //nolint:gosec // passed to the kernel
-	pausePtr   = uintptr(unsafe.Pointer(&stormPause))                  //nolint:gosec // passed to the kernel
+	maskPtr    = uintptr(unsafe.Pointer(&stormMask))                   // passed to the kernel
+	namePtr    = uintptr(unsafe.Pointer(&stormName))                   // passed to the kernel
+	pausePtr   = uintptr(unsafe.Pointer(&stormPause))                  // passed to the kernel
 )
 
 const (

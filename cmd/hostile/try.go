@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	tokenEnv = "VENDOR_API_KEY" //nolint:gosec // a name, not a credential
+	tokenEnv = "VENDOR_API_KEY" // a name, not a credential
 	// tryWithin bounds one way out; answerWithin is how long a connection that stands may stay silent.
 	tryWithin    = 3 * time.Second
 	answerWithin = 500 * time.Millisecond
@@ -47,7 +47,7 @@ func whoami(ctx context.Context, w io.Writer, args []string) error {
 	if err != nil {
 		return fmt.Errorf("asking %s: %w", args[0], err)
 	}
-	defer resp.Body.Close() //nolint:errcheck // read below
+	defer resp.Body.Close() // read below
 	var id struct {
 		Accepted bool   `json:"accepted"`
 		SHA256   string `json:"credential_sha256"`
@@ -118,11 +118,11 @@ func reach(ctx context.Context, network, addr string) error {
 	if err != nil {
 		return err
 	}
-	defer conn.Close() //nolint:errcheck // one way, one connection
+	defer conn.Close() // one way, one connection
 	if _, err := conn.Write([]byte("stolen data\n")); err != nil {
 		return err
 	}
-	conn.SetReadDeadline(time.Now().Add(answerWithin)) //nolint:errcheck // a live socket
+	conn.SetReadDeadline(time.Now().Add(answerWithin)) // a live socket
 	_, err = conn.Read(make([]byte, 1))
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):

@@ -19,7 +19,7 @@ const presenterHeader = "X-Practice-Presenter"
 
 func dial(addr string) (net.Conn, error) {
 	d := net.Dialer{Timeout: time.Second}
-	conn, err := d.Dial("tcp", addr) //nolint:noctx // bounded by the timeout
+	conn, err := d.Dial("tcp", addr) // bounded by the timeout
 	if err != nil {
 		time.Sleep(10 * time.Millisecond)
 	}
@@ -27,7 +27,7 @@ func dial(addr string) (net.Conn, error) {
 }
 
 func send(conn net.Conn, p []byte) error {
-	conn.SetWriteDeadline(time.Now().Add(stuckAfter)) //nolint:errcheck // a live socket
+	conn.SetWriteDeadline(time.Now().Add(stuckAfter)) // a live socket
 	_, err := conn.Write(p)
 	return err
 }
@@ -48,7 +48,7 @@ func sendTicks(c config, refused *atomic.Int64) {
 			err = send(conn, fmt.Appendf(nil, "%d %d\n", n, refused.Load()))
 		}
 		if conn != nil {
-			conn.Close() //nolint:errcheck // it failed
+			conn.Close() // it failed
 		}
 	}
 }
@@ -70,7 +70,7 @@ func sendBulk(c config, _ *atomic.Int64) {
 				time.Sleep(time.Duration(sent*int64(time.Second)/c.bulkRate) - time.Since(began))
 			}
 		}
-		conn.Close() //nolint:errcheck // it failed
+		conn.Close() // it failed
 	}
 }
 
@@ -86,8 +86,8 @@ func useToken(c config, _ *atomic.Int64) {
 		req.Header.Set("Authorization", "Bearer "+os.Getenv(tokenEnv))
 		req.Header.Set(presenterHeader, "agent:"+c.tag)
 		if resp, err := client.Do(req); err == nil {
-			io.Copy(io.Discard, resp.Body) //nolint:errcheck // lets the connection be used again
-			resp.Body.Close()              //nolint:errcheck // read to its end
+			io.Copy(io.Discard, resp.Body) // lets the connection be used again
+			resp.Body.Close()              // read to its end
 		}
 	}
 }
@@ -107,7 +107,7 @@ func hammer(c config, _ *atomic.Int64) {
 	}
 	for i := 0; ; i++ {
 		ctx, cancel := context.WithTimeout(context.Background(), stuckAfter)
-		ways[i%len(ways)](ctx) //nolint:errcheck // that it fails is the point
+		ways[i%len(ways)](ctx) // that it fails is the point
 		cancel()
 		time.Sleep(20 * time.Millisecond)
 	}

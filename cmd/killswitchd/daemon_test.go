@@ -92,8 +92,8 @@ func (b *box) tearDown() {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	root := b.layout.V2(b.inst.CgroupRel())
-	cgroup.Kill(root)           //nolint:errcheck // may be gone
-	cgroup.WaitEmpty(ctx, root) //nolint:errcheck // Remove says what is wrong
+	cgroup.Kill(root)           // may be gone
+	cgroup.WaitEmpty(ctx, root) // Remove says what is wrong
 	if err := b.layout.Remove(ctx, b.inst.CgroupRel()); err != nil {
 		b.t.Error(err)
 	}
@@ -125,7 +125,7 @@ func (b *box) start() {
 	b.cmd = exec.Command(b.bin, "--instance", b.inst.Name())
 	b.cmd.Stderr = b.stderr
 	b.cmd.SysProcAttr = &syscall.SysProcAttr{
-		Credential:  &syscall.Credential{Uid: uint32(b.inst.UID(instance.Killswitchd)), Gid: uint32(b.inst.GroupID())}, //nolint:gosec // ours
+		Credential:  &syscall.Credential{Uid: uint32(b.inst.UID(instance.Killswitchd)), Gid: uint32(b.inst.GroupID())}, // ours
 		AmbientCaps: []uintptr{unix.CAP_BPF, unix.CAP_NET_ADMIN, unix.CAP_IPC_LOCK},
 	}
 	must(b.t, b.cmd.Start())
@@ -135,8 +135,8 @@ func (b *box) start() {
 }
 
 func (b *box) kill() {
-	b.cmd.Process.Kill() //nolint:errcheck // may be dead
-	b.cmd.Wait()         //nolint:errcheck // killed on purpose
+	b.cmd.Process.Kill() // may be dead
+	b.cmd.Wait()         // killed on purpose
 	b.cmd = nil
 	b.client.CloseIdle()
 }
@@ -167,7 +167,7 @@ func (b *box) kid(name string, index int) *session.Session {
 		must(b.t, os.Chown(filepath.Join(dir, f), b.inst.UID(instance.Killswitchd), -1))
 	}
 	host, addr := b.inst.KidAddrs(index)
-	s := &session.Session{Version: session.Version, ID: "s-" + name, Kid: name, Card: "practice", Index: index, Mark: b.inst.SessionMark(uint32(index)), //nolint:gosec // small
+	s := &session.Session{Version: session.Version, ID: "s-" + name, Kid: name, Card: "practice", Index: index, Mark: b.inst.SessionMark(uint32(index)), // small
 		Addr: addr, HostAddr: host, Cgroup: dir, CgroupID: id, Created: time.Now()}
 	must(b.t, session.NewStore(b.inst.SessionDir()).Put(s, b.inst.GroupID()))
 	return s
@@ -178,11 +178,11 @@ func (b *box) spawn(dir string, argv ...string) *exec.Cmd {
 	b.t.Helper()
 	h, err := os.Open(dir)
 	must(b.t, err)
-	defer h.Close() //nolint:errcheck // only a handle
+	defer h.Close() // only a handle
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(h.Fd())}
 	must(b.t, cmd.Start())
-	b.t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() }) //nolint:errcheck // dead by then
+	b.t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() }) // dead by then
 	return cmd
 }
 
@@ -226,7 +226,7 @@ func TestStopWithHalfTheBoxBroken(t *testing.T) {
 	kid := b.kid("k1", 1)
 	maps, err := bpf.Open(b.inst.PinDir())
 	must(t, err)
-	defer maps.Close() //nolint:errcheck // a test
+	defer maps.Close() // a test
 	must(t, maps.PutSession(kid.Mark, bpf.SessionEntry{State: bpf.StateActive, Addr: kid.Addr}))
 	credd := b.layout.V2(b.inst.DaemonCgroupRel(instance.Credd))
 	b.spawn(credd, "/bin/sleep", "600")
@@ -329,7 +329,7 @@ func TestKilledInTheMiddleOfAStop(t *testing.T) {
 	rep, err := b.stop(wire.StopRequest{Scope: wire.Scope{All: true}, By: "ada"}, func(wire.StopEvent) {
 		once.Do(func() {
 			b.until("the tag on disk", func() bool { return tags() == 1 })
-			b.cmd.Process.Kill() //nolint:errcheck // that is the point
+			b.cmd.Process.Kill() // that is the point
 		})
 	})
 	if err == nil || rep != nil {
@@ -347,7 +347,7 @@ func TestKilledInTheMiddleOfAStop(t *testing.T) {
 	})
 	maps, err := bpf.Open(b.inst.PinDir())
 	must(t, err)
-	defer maps.Close() //nolint:errcheck // a test
+	defer maps.Close() // a test
 	b.until("the global flag on", func() bool { on, err := maps.StoppedAll(); return on && err == nil })
 	var ws unix.WaitStatus
 	if _, err := unix.Wait4(pid, &ws, unix.WALL, nil); err != nil {
@@ -410,7 +410,7 @@ func TestStopsWithoutASocket(t *testing.T) {
 	b.installBPF()
 	maps, err := bpf.Open(b.inst.PinDir())
 	must(t, err)
-	defer maps.Close() //nolint:errcheck // a test
+	defer maps.Close() // a test
 	b.until("the flag in the maps that came later", func() bool { on, err := maps.StoppedAll(); return on && err == nil })
 	must(t, os.WriteFile(filepath.Join(b.inst.RunDir(), "STOP"), nil, 0o600))
 	b.until("a second tag", func() bool { tags := b.status().Tags; return len(tags) == 2 && tags[1].Cause == "sentinel" })

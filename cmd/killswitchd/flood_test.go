@@ -34,7 +34,7 @@ func flood(to string) {
 		os.Exit(1)
 	}
 	for {
-		conn.Write([]byte("tick")) //nolint:errcheck // denied packets are what is tested
+		conn.Write([]byte("tick")) // denied packets are what is tested
 	}
 }
 
@@ -49,7 +49,7 @@ func TestSilenceIsProvedOnRealTraffic(t *testing.T) {
 	kid := b.kid("k1", 1)
 	maps, err := bpf.Open(b.inst.PinDir())
 	must(t, err)
-	defer maps.Close() //nolint:errcheck // a test
+	defer maps.Close() // a test
 	must(t, maps.PutSession(kid.Mark, bpf.SessionEntry{State: bpf.StateActive, Addr: kid.Addr}))
 	must(t, maps.PutKid(kid.CgroupID, 0, kid.Mark))
 
@@ -67,16 +67,16 @@ func TestSilenceIsProvedOnRealTraffic(t *testing.T) {
 			last.Store(time.Now().UnixNano())
 		}
 	}()
-	defer func() { dns.Close(); <-received }() //nolint:errcheck // a test
+	defer func() { dns.Close(); <-received }() // a test
 
 	dir, err := os.Open(kid.Cgroup)
 	must(t, err)
-	defer dir.Close() //nolint:errcheck // only a handle
+	defer dir.Close() // only a handle
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), "KILLSWITCHD_TEST_FLOOD="+dns.LocalAddr().String())
 	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(dir.Fd())}
 	must(t, cmd.Start())
-	defer func() { cmd.Process.Kill(); cmd.Wait() }() //nolint:errcheck // a test
+	defer func() { cmd.Process.Kill(); cmd.Wait() }() // a test
 	b.start()
 	b.until("traffic", func() bool { return got.Load() > 1000 })
 	_, err = b.stop(wire.StopRequest{Scope: wire.Scope{Kid: "k1"}, Layers: []wire.Layer{wire.LayerCredential}, By: "ada"}, nil)

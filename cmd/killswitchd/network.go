@@ -93,7 +93,7 @@ func (n *network) look() error {
 
 func (n *network) close() {
 	if m := n.open.Swap(nil); m != nil {
-		m.Close() //nolint:errcheck // the process ends
+		m.Close() // the process ends
 	}
 }
 

@@ -63,7 +63,7 @@ func serve(ctx context.Context, d *daemon.Daemon, p *proxy.Proxy, degraded error
 	}
 	transparent, err := proxy.Listen(ctx, netip.AddrPortFrom(d.Inst.Gateway(), instance.PortTransparent))
 	if err != nil {
-		explicit.Close() //nolint:errcheck // already failing
+		explicit.Close() // already failing
 		return err
 	}
 	ctx, stop := context.WithCancel(ctx)

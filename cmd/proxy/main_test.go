@@ -87,7 +87,7 @@ func start(t *testing.T, inst instance.Instance, caps ...uintptr) (*exec.Cmd, *b
 	raw, err := os.ReadFile(os.Args[0])
 	must(t, err)
 	must(t, os.WriteFile(bin, raw, 0o755))
-	cmd := exec.Command(bin, "--instance", inst.Name()) //nolint:gosec // ourselves
+	cmd := exec.Command(bin, "--instance", inst.Name()) // ourselves
 	cmd.Env = append(os.Environ(), runAsProxy+"=1")
 	cmd.Dir = "/"
 	var stderr bytes.Buffer
@@ -165,11 +165,11 @@ func TestProxyNeedsItsCapability(t *testing.T) {
 func addAddrs(t *testing.T, addrs ...netip.Addr) {
 	t.Helper()
 	for _, a := range addrs {
-		if out, err := exec.Command("ip", "addr", "add", a.String()+"/32", "dev", "lo").CombinedOutput(); err != nil { //nolint:gosec // an address
+		if out, err := exec.Command("ip", "addr", "add", a.String()+"/32", "dev", "lo").CombinedOutput(); err != nil { // an address
 			t.Fatalf("adding %s: %v: %s", a, err, out)
 		}
 		t.Cleanup(func() {
-			if err := exec.Command("ip", "addr", "del", a.String()+"/32", "dev", "lo").Run(); err != nil { //nolint:gosec // an address
+			if err := exec.Command("ip", "addr", "del", a.String()+"/32", "dev", "lo").Run(); err != nil { // an address
 				t.Error(err)
 			}
 		})

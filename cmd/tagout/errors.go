@@ -76,9 +76,9 @@ func (a *app) report(err error) int {
 	var problems card.Errors
 	switch {
 	case errors.As(err, &problems):
-		fmt.Fprintln(a.err, problems.Error()) //nolint:errcheck // nobody is left to be told
+		fmt.Fprintln(a.err, problems.Error()) // nobody is left to be told
 	case text != "":
-		fmt.Fprintf(a.err, "tagout: %s\n", strings.ReplaceAll(strings.TrimSpace(text), "\n", "; ")) //nolint:errcheck // as above
+		fmt.Fprintf(a.err, "tagout: %s\n", strings.ReplaceAll(strings.TrimSpace(text), "\n", "; ")) // as above
 	}
 	return exitCode(err)
 }

@@ -73,7 +73,7 @@ func (a *app) policyOf(file, kid string) (spec policy.Spec, where string, err er
 	}
 	if hash != kept {
 		if file != "" {
-			fmt.Fprintf(a.err, "tagout: %s is not the card that kid %s runs on: the lines are of card %s\n", file, kid, s.Card) //nolint:errcheck // nobody is left to be told
+			fmt.Fprintf(a.err, "tagout: %s is not the card that kid %s runs on: the lines are of card %s\n", file, kid, s.Card) // nobody is left to be told
 		}
 		where = "card " + s.Card
 	}

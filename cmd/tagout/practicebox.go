@@ -157,7 +157,7 @@ func (p *practiceBox) prepare(ctx context.Context, bin, cardFile string) error {
 	if err := os.Mkdir(p.inputDir, 0o700); err != nil {
 		return fmt.Errorf("making a directory for the agent: %w", err)
 	}
-	if err := os.WriteFile(filepath.Join(p.inputDir, "hostile"), agent, 0o755); err != nil { //nolint:gosec // a program
+	if err := os.WriteFile(filepath.Join(p.inputDir, "hostile"), agent, 0o755); err != nil { // a program
 		return fmt.Errorf("placing the agent: %w", err)
 	}
 	credd := control.NewClient(p.inst.Socket(instance.Credd))

@@ -37,7 +37,7 @@ func (a *app) timeline(who string) error {
 		return errors.Join(needRoot("reading the logs"), &coded{exitUnreachable, err})
 	}
 	if unreadable > 0 {
-		fmt.Fprintf(a.err, "tagout: %d lines of the logs are no records\n", unreadable) //nolint:errcheck // nobody is left to be told
+		fmt.Fprintf(a.err, "tagout: %d lines of the logs are no records\n", unreadable) // nobody is left to be told
 	}
 	if len(records) == 0 {
 		return usage(fmt.Errorf("the logs of instance %s have no record of a kid or session %q: see `tagout list`", a.instance, who))

@@ -120,7 +120,7 @@ func TestManyProblems(t *testing.T) {
 	}
 	got := []byte(problems.Error() + "\n")
 	if *update {
-		if err := os.WriteFile("testdata/many.golden", got, 0o644); err != nil { //nolint:gosec // a golden file
+		if err := os.WriteFile("testdata/many.golden", got, 0o644); err != nil { // a golden file
 			t.Fatal(err)
 		}
 	}

@@ -32,7 +32,7 @@ func readLimits(v yamlx.Value) Limits {
 		PIDs:      readCount(m.Get("pids"), defaultPIDs, minPIDs, maxPIDs),
 		Memory:    readSize(m.Get("memory"), defaultMemory, minMemory, maxMemory),
 		CPUs:      readCores(m.Get("cpus"), defaultCPUs, minCPUs, maxCPUs),
-		OpenFiles: uint64(readCount(m.Get("openFiles"), defaultOpenFiles, minOpenFiles, maxOpenFiles)), //nolint:gosec // in range
+		OpenFiles: uint64(readCount(m.Get("openFiles"), defaultOpenFiles, minOpenFiles, maxOpenFiles)), // in range
 	}
 }
 

@@ -39,7 +39,7 @@ func detect(path, root string) (Layout, error) {
 	if err != nil {
 		return Layout{}, fmt.Errorf("finding cgroups: %w", err)
 	}
-	defer f.Close() //nolint:errcheck // only read
+	defer f.Close() // only read
 	l, err := parse(f, root)
 	if err != nil {
 		return Layout{}, fmt.Errorf("finding cgroups: %w", err)

@@ -90,7 +90,7 @@ func CanKill(dir string) error {
 	if err != nil {
 		return fmt.Errorf("checking cgroup.kill: %w", err)
 	}
-	unix.Close(fd) //nolint:errcheck // nothing was written
+	unix.Close(fd) // nothing was written
 	return nil
 }
 
@@ -138,7 +138,7 @@ func Populated(dir string) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("reading whether the cgroup is populated: %w", err)
 	}
-	defer unix.Close(fd) //nolint:errcheck // only read
+	defer unix.Close(fd) // only read
 	return populated(fd, dir)
 }
 
@@ -174,16 +174,16 @@ func WaitEmpty(ctx context.Context, dir string) error {
 	if err != nil {
 		return fmt.Errorf("waiting for cgroup to empty: %w", err)
 	}
-	defer unix.Close(fd) //nolint:errcheck // only read
+	defer unix.Close(fd) // only read
 	wake, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err != nil {
 		return fmt.Errorf("waiting for cgroup to empty: making an eventfd: %w", err)
 	}
-	defer unix.Close(wake) //nolint:errcheck // ours alone
+	defer unix.Close(wake) // ours alone
 	woken := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(woken)
-		unix.Write(wake, []byte{1, 0, 0, 0, 0, 0, 0, 0}) //nolint:errcheck // cannot fail: the counter is 0
+		unix.Write(wake, []byte{1, 0, 0, 0, 0, 0, 0, 0}) // cannot fail: the counter is 0
 	})
 	defer func() {
 		if !stop() {
@@ -198,7 +198,7 @@ func WaitEmpty(ctx context.Context, dir string) error {
 		if err := ctx.Err(); err != nil {
 			return fmt.Errorf("waiting for cgroup %s to empty: %w", dir, err)
 		}
-		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLPRI}, {Fd: int32(wake), Events: unix.POLLIN}} //nolint:gosec // descriptors fit
+		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLPRI}, {Fd: int32(wake), Events: unix.POLLIN}} // descriptors fit
 		if _, err := retry(func() (int, error) { return unix.Poll(fds, int(lookAgain/time.Millisecond)) }); err != nil {
 			return fmt.Errorf("waiting for cgroup %s to empty: polling: %w", dir, err)
 		}
@@ -261,7 +261,7 @@ func write(file, value string) error {
 	if err != nil {
 		return err
 	}
-	defer unix.Close(fd) //nolint:errcheck // kernfs has taken or refused the value by now
+	defer unix.Close(fd) // kernfs has taken or refused the value by now
 	if _, err := retry(func() (int, error) { return unix.Write(fd, []byte(value)) }); err != nil {
 		return &fs.PathError{Op: "write", Path: file, Err: err}
 	}

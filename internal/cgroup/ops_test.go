@@ -38,8 +38,8 @@ func scratch(t *testing.T) (l Layout, rel string) {
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
-		Kill(l.V2(rel))                 //nolint:errcheck // may be gone
-		Thaw(l.V2(rel), l.Freezer(rel)) //nolint:errcheck // may be gone
+		Kill(l.V2(rel))                 // may be gone
+		Thaw(l.V2(rel), l.Freezer(rel)) // may be gone
 		if err := l.Remove(ctx, filepath.Dir(rel)); err != nil {
 			t.Error(err)
 		}
@@ -54,15 +54,15 @@ func start(t *testing.T, l Layout, rel string, argv ...string) *exec.Cmd {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer dir.Close() //nolint:errcheck // only a handle
+	defer dir.Close() // only a handle
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(dir.Fd())}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		cmd.Process.Kill() //nolint:errcheck // may be dead
-		cmd.Wait()         //nolint:errcheck // killed on purpose
+		cmd.Process.Kill() // may be dead
+		cmd.Wait()         // killed on purpose
 	})
 	if fz := l.Freezer(rel); fz != "" {
 		if err := os.MkdirAll(fz, 0o755); err != nil {
@@ -94,7 +94,7 @@ func TestKillAndWaitEmpty(t *testing.T) {
 		t.Fatal(err)
 	}
 	cmd := start(t, l, child, "/bin/sh", "-c", "trap '' TERM INT HUP; (sleep 600 & sleep 600 &) ; sleep 600")
-	waitFor(t, func() bool { pids, _ := Procs(dir); return len(pids) >= 4 }) //nolint:errcheck // tried again
+	waitFor(t, func() bool { pids, _ := Procs(dir); return len(pids) >= 4 }) // tried again
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Millisecond)
 	defer cancel()
 	if err := WaitEmpty(ctx, dir); !errors.Is(err, context.DeadlineExceeded) {
@@ -116,7 +116,7 @@ func TestKillAndWaitEmpty(t *testing.T) {
 		// the shell may still be a zombie of ours, but it is in no cgroup.procs
 		t.Errorf("processes left: %v, %v", pids, err)
 	}
-	cmd.Wait() //nolint:errcheck // killed on purpose
+	cmd.Wait() // killed on purpose
 }
 
 func TestFrozenDiesOnlyWithThaw(t *testing.T) {
@@ -128,7 +128,7 @@ func TestFrozenDiesOnlyWithThaw(t *testing.T) {
 	}
 	if fz != "" {
 		waitFor(t, func() bool {
-			raw, _ := os.ReadFile(filepath.Join(fz, "freezer.state")) //nolint:errcheck // tried again
+			raw, _ := os.ReadFile(filepath.Join(fz, "freezer.state")) // tried again
 			return string(raw) == "FROZEN\n"
 		})
 	}
@@ -179,7 +179,7 @@ func TestWaitEmptyEndsWhenTheCgroupIsRemoved(t *testing.T) {
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	cmd.Wait() //nolint:errcheck // killed on purpose
+	cmd.Wait() // killed on purpose
 	if err := l.Remove(within(t, 5*time.Second), rel); err != nil {
 		t.Fatal(err)
 	}

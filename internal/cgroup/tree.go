@@ -30,7 +30,7 @@ func (l Layout) Create(rel string) error {
 			}
 		}
 		dir = filepath.Join(dir, part)
-		if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) { //nolint:gosec // cgroupfs: world-readable as all of it
+		if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) { // cgroupfs: world-readable as all of it
 			return fmt.Errorf("creating cgroup %s: %w", rel, err)
 		}
 	}

@@ -34,15 +34,15 @@ func TestReceivedAtIsTheFirstByte(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close() //nolint:errcheck // a test
+	defer c.Close() // a test
 	answers := bufio.NewReader(c)
 	for range 2 {
 		before := time.Now()
-		c.Write([]byte("G")) //nolint:errcheck // the answer shows it
+		c.Write([]byte("G")) // the answer shows it
 		pause := time.NewTimer(50 * time.Millisecond)
 		<-pause.C // the gap that is measured
 		between := time.Now()
-		c.Write([]byte("ET / HTTP/1.1\r\nHost: x\r\n\r\n")) //nolint:errcheck // the answer shows it
+		c.Write([]byte("ET / HTTP/1.1\r\nHost: x\r\n\r\n")) // the answer shows it
 		at := <-got
 		if at.Before(before) || at.After(between) {
 			t.Errorf("arrival %v after the first byte, head complete at %v", at.Sub(before), between.Sub(before))
@@ -51,7 +51,7 @@ func TestReceivedAtIsTheFirstByte(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		resp.Body.Close() //nolint:errcheck // empty
+		resp.Body.Close() // empty
 	}
 	if _, ok := ReceivedAt(context.Background()); ok {
 		t.Error("an arrival time without a request")

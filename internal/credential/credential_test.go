@@ -329,10 +329,10 @@ func TestNoSecretOnDisk(t *testing.T) {
 		}
 	}
 	// Mistakes that carry the value to where it does not belong.
-	b.resolve(testMark, testValue, testValue, 443)                                                        //nolint:errcheck // refused
-	b.call("POST", "/v1/sessions", mintFor("kid2", otherMark, testValue), nil)                            //nolint:errcheck // refused
-	b.call("PUT", "/v1/vault/other", wire.VaultEntry{Value: "12345678", Hosts: []string{testValue}}, nil) //nolint:errcheck // refused
-	b.call("DELETE", "/v1/vault/"+testValue, nil, nil)                                                    //nolint:errcheck // refused
+	b.resolve(testMark, testValue, testValue, 443)                                                        // refused
+	b.call("POST", "/v1/sessions", mintFor("kid2", otherMark, testValue), nil)                            // refused
+	b.call("PUT", "/v1/vault/other", wire.VaultEntry{Value: "12345678", Hosts: []string{testValue}}, nil) // refused
+	b.call("DELETE", "/v1/vault/"+testValue, nil, nil)                                                    // refused
 	b.stop()
 	if err := log.Close(); err != nil {
 		t.Fatal(err)

@@ -17,7 +17,7 @@ func writeFile(path string, data []byte) error {
 	if err != nil {
 		return err
 	}
-	defer os.Remove(tmp.Name()) //nolint:errcheck // gone after the rename
+	defer os.Remove(tmp.Name()) // gone after the rename
 	_, err = tmp.Write(data)
 	if err = errors.Join(err, tmp.Sync(), tmp.Close()); err != nil {
 		return err
@@ -43,7 +43,7 @@ func lockDir(dir string) (*os.File, error) {
 		return nil, fmt.Errorf("opening credd's directory: was `tagout setup` run? %w", err)
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		f.Close() //nolint:errcheck // already failing
+		f.Close() // already failing
 		return nil, fmt.Errorf("locking %s: another credd is using it: stop that one first: %w", dir, err)
 	}
 	return f, nil

@@ -32,7 +32,7 @@ func (s *Service) Routes(mux *http.ServeMux) {
 func (s *Service) admitGroup(h http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		peer, ok := control.PeerOf(r.Context())
-		if !ok || peer.UID != uint32(s.cfg.Peers.Root) && peer.GID != uint32(s.cfg.Peers.Group) { //nolint:gosec // ids are not negative
+		if !ok || peer.UID != uint32(s.cfg.Peers.Root) && peer.GID != uint32(s.cfg.Peers.Group) { // ids are not negative
 			control.Refuse(w, http.StatusForbidden, reason.OK, fmt.Sprintf("uid %d may not do this", peer.UID))
 			return
 		}

@@ -270,4 +270,4 @@ func (l *ledger) healthy() error {
 	return nil
 }
 
-func (l *ledger) close() { l.f.Close() } //nolint:errcheck // flush has synced it
+func (l *ledger) close() { l.f.Close() } // flush has synced it

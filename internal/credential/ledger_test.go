@@ -114,7 +114,7 @@ func TestLedgerSurvivesAFullDisk(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			f := &faultyFile{File: l.f.(*os.File), fail: fail} //nolint:forcetypeassert // made by openLedger
+			f := &faultyFile{File: l.f.(*os.File), fail: fail} // made by openLedger
 			l.f = f
 			l.append([]revocation{{Mark: 1}})
 			if err := l.flush(); err == nil || l.healthy() == nil {

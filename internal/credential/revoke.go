@@ -43,7 +43,7 @@ func (s *Service) revoke(w http.ResponseWriter, r *http.Request) {
 // acknowledge answers a revocation and only then writes it down: neither the ledger nor the audit log may
 // make anybody wait.
 func (s *Service) acknowledge(w http.ResponseWriter, r *http.Request, entries []revocation, tokens int, start time.Time) {
-	deliver(w, wire.RevokeReply{Revoked: tokens}) //nolint:errcheck // the tokens are gone whether the caller hears of it or not
+	deliver(w, wire.RevokeReply{Revoked: tokens}) // the tokens are gone whether the caller hears of it or not
 	s.cfg.Metrics.Revoked(tokens, time.Since(start))
 	s.ledger.append(entries)
 	for _, e := range entries {

@@ -76,7 +76,7 @@ func TestASlowCallerCannotHoldARevocation(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer c.Close() //nolint:errcheck // given up on purpose
+		defer c.Close() // given up on purpose
 		body := url.Values{"token": {token}}.Encode()
 		one := fmt.Sprintf("POST /introspect HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-www-form-urlencoded\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
 		stuck.Go(func() { // writes until the server gives the connection up

@@ -130,7 +130,7 @@ func (b *box) start(change ...func(*Config)) *box {
 	serving, stopServing := context.WithCancel(context.Background())
 	running, stopRunning := context.WithCancel(context.Background())
 	var srv, run sync.WaitGroup
-	srv.Go(func() { control.Serve(serving, l, mux, time.Second) }) //nolint:errcheck // ends with the test
+	srv.Go(func() { control.Serve(serving, l, mux, time.Second) }) // ends with the test
 	run.Go(func() { svc.Run(running) })
 	b.svc, b.client = svc, control.NewClient(b.path)
 	b.stop = sync.OnceFunc(func() {
@@ -139,7 +139,7 @@ func (b *box) start(change ...func(*Config)) *box {
 		srv.Wait()
 		stopRunning()
 		run.Wait()
-		os.RemoveAll(sock) //nolint:errcheck // a temporary directory
+		os.RemoveAll(sock) // a temporary directory
 	})
 	b.t.Cleanup(b.stop)
 	if b.tags.Load() != nil {
@@ -220,7 +220,7 @@ func introspect(c *http.Client, token string) (wire.Introspection, error) {
 	if err != nil {
 		return out, err
 	}
-	defer resp.Body.Close() //nolint:errcheck // read below
+	defer resp.Body.Close() // read below
 	raw, err := io.ReadAll(resp.Body)
 	if err == nil {
 		err = json.Unmarshal(raw, &out)

@@ -29,7 +29,7 @@ func (d digest) id() string { return hex.EncodeToString(d[:6]) }
 
 func newToken() (string, digest) {
 	raw := make([]byte, 20)
-	rand.Read(raw) //nolint:errcheck // never fails: it ends the process instead (crypto/rand)
+	rand.Read(raw) // never fails: it ends the process instead (crypto/rand)
 	token := tokenPrefix + strings.ToLower(tokenText.EncodeToString(raw))
 	return token, sha256.Sum256([]byte(token))
 }

@@ -112,5 +112,5 @@ func (s *Service) introspect(w http.ResponseWriter, r *http.Request) {
 				Detail: "introspection of a token that is not active", Fields: map[string]string{"token_id": d.id()}}
 		})
 	}
-	deliver(w, out) //nolint:errcheck // the caller is gone or too slow: nothing was granted
+	deliver(w, out) // the caller is gone or too slow: nothing was granted
 }

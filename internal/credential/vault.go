@@ -75,7 +75,7 @@ func openVault(dir string, addSecret func(string)) (*vault, error) {
 		err = v.load()
 	}
 	if err != nil {
-		lock.Close() //nolint:errcheck // already failing
+		lock.Close() // already failing
 		return nil, err
 	}
 	return v, nil
@@ -230,7 +230,7 @@ func (v *vault) close() {
 		clear(s.Value)
 	}
 	v.secrets = map[string]*secret{}
-	v.lock.Close() //nolint:errcheck // nothing was written through it
+	v.lock.Close() // nothing was written through it
 }
 
 // badEntry is a vault entry that cannot be taken; its text never holds the value.

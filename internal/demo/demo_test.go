@@ -209,7 +209,7 @@ func TestAnExistingInstanceIsLeftAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { inst.Release() })                                   //nolint:errcheck // test
+	t.Cleanup(func() { inst.Release() })                                   // test
 	err = Run(t.Context(), Config{Instance: inst.Name(), Out: io.Discard}) // every function would panic: it is nil
 	if err == nil || !strings.Contains(err.Error(), "exists") {
 		t.Errorf("err %v", err)

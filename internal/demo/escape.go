@@ -147,7 +147,7 @@ func (s *show) exec(ctx context.Context, box drill.Box, req wire.ExecRequest, li
 func (s *show) gather(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, recordsWithin)
 	defer cancel()
-	practice.Wait(ctx, "everything denied is logged and alerted", func() bool { //nolint:errcheck // what is missing is judged
+	practice.Wait(ctx, "everything denied is logged and alerted", func() bool { // what is missing is judged
 		records, err := readAudit(s.inst)
 		if err != nil {
 			return false

@@ -156,18 +156,18 @@ func (r *Report) table(w io.Writer) {
 			}
 			fmt.Fprintf(t, "%s\t%s\t%.1f ms\t%s\t%s\t%s\n", way.Name, result, float64(way.Took.Microseconds())/1000, way.Reason, process, yes(way.Alerted))
 		}
-		t.Flush() //nolint:errcheck // a terminal
+		t.Flush() // a terminal
 		fmt.Fprintln(w)
 	}
 	if r.Drill != nil {
-		r.Drill.Table(w) //nolint:errcheck // a terminal
+		r.Drill.Table(w) // a terminal
 		fmt.Fprintln(w)
 	}
 	fmt.Fprintln(t, "CLAIM\tOBSERVED\tDETAIL")
 	for _, c := range r.Claims {
 		fmt.Fprintf(t, "%s\t%s\t%s\n", c.Text, yes(c.Observed), c.Detail)
 	}
-	t.Flush() //nolint:errcheck // a terminal
+	t.Flush() // a terminal
 	fmt.Fprintf(w, "\nall of it took %.1f s\n", r.Took.Seconds())
 }
 
@@ -181,7 +181,7 @@ func yes(b bool) string {
 func (r *Report) write(path string) error {
 	raw, err := json.MarshalIndent(r, "", "  ")
 	if err == nil {
-		err = os.WriteFile(path, append(raw, '\n'), 0o644) //nolint:gosec // a report is for everybody
+		err = os.WriteFile(path, append(raw, '\n'), 0o644) // a report is for everybody
 	}
 	if err != nil {
 		return fmt.Errorf("writing the demo's report: %w", err)

@@ -106,7 +106,7 @@ func (s *show) placeInputs() error {
 		return fmt.Errorf("reading the agent: run `make build` first: %w", err)
 	}
 	for name, data := range map[string][]byte{"hostile": hostile, "escape.sh": escapeScript} {
-		if err := os.WriteFile(filepath.Join(s.inputs, name), data, 0o755); err != nil { //nolint:gosec // programs
+		if err := os.WriteFile(filepath.Join(s.inputs, name), data, 0o755); err != nil { // programs
 			return fmt.Errorf("writing the input %s: %w", name, err)
 		}
 	}

@@ -60,16 +60,16 @@ func probeKill(ctx context.Context) (string, error) {
 	if err := removeOldTrials(ctx, l); err != nil {
 		return "", fmt.Errorf("removing what a killed doctor left: %w", err)
 	}
-	if err := os.Mkdir(dir, 0o755); err != nil { //nolint:gosec // as the kernel makes them
+	if err := os.Mkdir(dir, 0o755); err != nil { // as the kernel makes them
 		return "", fmt.Errorf("making a cgroup: %w", err)
 	}
-	defer l.Remove(ctx, rel) //nolint:errcheck // reported by the next run's Mkdir
+	defer l.Remove(ctx, rel) // reported by the next run's Mkdir
 	cmd := exec.Command("/bin/sleep", "60")
 	if err := cmd.Start(); err != nil {
 		return "", fmt.Errorf("starting a process to kill: %w", err)
 	}
-	defer cmd.Wait()         //nolint:errcheck // killed on purpose
-	defer cmd.Process.Kill() //nolint:errcheck // killed already, if all is well
+	defer cmd.Wait()         // killed on purpose
+	defer cmd.Process.Kill() // killed already, if all is well
 	if err := cgroup.Join(dir, cmd.Process.Pid); err != nil {
 		return "", fmt.Errorf("moving a process into a cgroup: %w", err)
 	}

@@ -147,7 +147,7 @@ func probeDisk(context.Context) (string, error) {
 			if err := unix.Statfs(dir, &fs); err != nil {
 				continue
 			}
-			free := fs.Bavail * uint64(fs.Bsize) //nolint:gosec // block sizes are positive
+			free := fs.Bavail * uint64(fs.Bsize) // block sizes are positive
 			if free < d.min {
 				return "", fmt.Errorf("%d MiB free in %s, less than %d", free>>20, dir, d.min>>20)
 			}

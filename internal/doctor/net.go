@@ -99,7 +99,7 @@ func probeMark(context.Context) (string, error) {
 		if err != nil {
 			return err
 		}
-		defer unix.Close(fd) //nolint:errcheck // nothing was written
+		defer unix.Close(fd) // nothing was written
 		hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 		var data [2]unix.CapUserData
 		data[0].Effective, data[0].Permitted = 1<<unix.CAP_NET_RAW, 1<<unix.CAP_NET_RAW
@@ -121,16 +121,16 @@ func probeDestroy(context.Context) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("listening on loopback: %w", err)
 	}
-	defer l.Close() //nolint:errcheck // a probe
+	defer l.Close() // a probe
 	c, err := net.DialTimeout("tcp", l.Addr().String(), time.Second)
 	if err != nil {
 		return "", fmt.Errorf("connecting over loopback: %w", err)
 	}
-	defer c.Close() //nolint:errcheck // a probe
+	defer c.Close() // a probe
 	if err := netlink.SocketDestroy(c.LocalAddr(), c.RemoteAddr()); err != nil {
 		return "", fmt.Errorf("destroying a socket: %w", err)
 	}
-	c.SetReadDeadline(time.Now().Add(time.Second)) //nolint:errcheck // the read below tells
+	c.SetReadDeadline(time.Now().Add(time.Second)) // the read below tells
 	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNABORTED) {
 		return "", fmt.Errorf("a destroyed socket goes on: %w", err)
 	}

@@ -144,7 +144,7 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.Prefix == "" {
 		// Observers go by the kid's name, so another drill on the same internet needs other names.
-		c.Prefix = fmt.Sprintf("drill%04x", uint16(practice.Now().Milliseconds())) //nolint:gosec // wraps on purpose
+		c.Prefix = fmt.Sprintf("drill%04x", uint16(practice.Now().Milliseconds())) // wraps on purpose
 	}
 	if c.Out == nil {
 		c.Out = io.Discard

@@ -65,7 +65,7 @@ func (b *fakeBox) Spawn(_ context.Context, req wire.SpawnRequest) (wire.Kid, err
 		if err := cgroup.Join(dir, cmd.Process.Pid); err != nil {
 			return wire.Kid{}, err
 		}
-		go cmd.Wait() //nolint:errcheck // killed
+		go cmd.Wait() // killed
 	}
 	return wire.Kid{Name: req.Name, Cgroup: dir}, nil
 }
@@ -74,7 +74,7 @@ func (b *fakeBox) Destroy(ctx context.Context, kid, _ string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, s := range b.sleepers {
-		s.Process.Kill() //nolint:errcheck // may be dead already
+		s.Process.Kill() // may be dead already
 	}
 	b.sleepers = nil
 	return b.layout.Remove(ctx, b.rel(kid))
@@ -212,9 +212,9 @@ func newFake(t *testing.T, name string) (*fakeBox, drill.Config) {
 		t.Fatal(err)
 	}
 	credd := &http.Server{ReadHeaderTimeout: time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		json.NewEncoder(w).Encode(wire.Introspection{Active: r.FormValue("token") == fakeToken && !b.revoked.Load()}) //nolint:errcheck // test
+		json.NewEncoder(w).Encode(wire.Introspection{Active: r.FormValue("token") == fakeToken && !b.revoked.Load()}) // test
 	})}
-	go credd.Serve(l) //nolint:errcheck // ends with Close
+	go credd.Serve(l) // ends with Close
 	t.Cleanup(func() { credd.Close() })
 	b.net, err = practice.Start(t.Context(), practice.Options{Instance: inst, CreddSocket: socket})
 	if err != nil {

@@ -86,11 +86,11 @@ func (d *duel) provoke(ctx context.Context) <-chan struct{} {
 			defer close(accomplice)
 			stolen := func() bool { return d.Internet.Sink.Token(d.kid) != "" }
 			if practice.Wait(ctx, "the token is stolen", stolen) == nil {
-				d.Internet.Replay(ctx, d.Internet.Sink.Token(d.kid), "accomplice:"+d.kid, replays) //nolint:errcheck // its rate is right
+				d.Internet.Replay(ctx, d.Internet.Sink.Token(d.kid), "accomplice:"+d.kid, replays) // its rate is right
 			}
 		}()
 		// However the exec ends, what the agent started lives on in the kid; the observers see what matters.
-		d.Box.Exec(ctx, d.kid, wire.ExecRequest{Argv: argv}, func(wire.ExecFrame) {}) //nolint:errcheck // see above
+		d.Box.Exec(ctx, d.kid, wire.ExecRequest{Argv: argv}, func(wire.ExecFrame) {}) // see above
 		<-accomplice
 	}()
 	return done

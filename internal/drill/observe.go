@@ -131,7 +131,7 @@ func (o *observer) settle(ctx context.Context, layers []wire.Layer, command time
 	ctx, cancel := context.WithTimeout(ctx, settleWithin)
 	defer cancel()
 	seen := verdicts{}
-	practice.Wait(ctx, "the stop takes effect", func() bool { //nolint:errcheck // what is missing is the answer
+	practice.Wait(ctx, "the stop takes effect", func() bool { // what is missing is the answer
 		for _, l := range layers {
 			o.look(l, command, w, seen)
 		}

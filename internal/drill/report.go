@@ -236,7 +236,7 @@ func (rep *Report) Write(path string) error {
 		Summaries []Summary `json:"summaries"`
 	}{rep, rep.Summaries()}, "", "  ")
 	if err == nil {
-		err = os.WriteFile(path, append(raw, '\n'), 0o644) //nolint:gosec // a report is for everybody
+		err = os.WriteFile(path, append(raw, '\n'), 0o644) // a report is for everybody
 	}
 	if err != nil {
 		return fmt.Errorf("writing the drill report: %w", err)

@@ -18,7 +18,7 @@ const lockFile = "/run/tagout/.firewall.lock"
 const lockLimit = time.Minute
 
 func lock() (unlock func(), err error) {
-	if err := os.MkdirAll(filepath.Dir(lockFile), 0o755); err != nil { //nolint:gosec // names are not secret
+	if err := os.MkdirAll(filepath.Dir(lockFile), 0o755); err != nil { // names are not secret
 		return nil, fmt.Errorf("making the firewall lock: %w", err)
 	}
 	f, err := os.OpenFile(lockFile, os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
@@ -28,10 +28,10 @@ func lock() (unlock func(), err error) {
 	for deadline := time.Now().Add(lockLimit); ; time.Sleep(5 * time.Millisecond) {
 		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
-			return func() { f.Close() }, nil //nolint:errcheck // nothing was written
+			return func() { f.Close() }, nil // nothing was written
 		}
 		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) || time.Now().After(deadline) {
-			f.Close() //nolint:errcheck // already failing
+			f.Close() // already failing
 			return nil, fmt.Errorf("waiting for the firewall lock %s, which another tagout holds: %w", lockFile, err)
 		}
 	}

@@ -178,7 +178,7 @@ func TestDenyWins(t *testing.T) {
 		{Address: netip.MustParsePrefix("::ffff:203.0.113.8/128"), Ports: []uint16{443}},
 	}
 	open := compile(t, Spec{Allow: rules})
-	rng := rand.New(rand.NewPCG(3, 4)) //nolint:gosec // a test wants the same numbers each time
+	rng := rand.New(rand.NewPCG(3, 4)) // a test wants the same numbers each time
 	for range 50 {
 		rng.Shuffle(len(rules), func(i, j int) { rules[i], rules[j] = rules[j], rules[i] })
 		rng.Shuffle(len(denies), func(i, j int) { denies[i], denies[j] = denies[j], denies[i] })
@@ -262,7 +262,7 @@ func TestCompileCopies(t *testing.T) {
 // TestOrderIsNothing: the order of rules changes no answer.
 func TestOrderIsNothing(t *testing.T) {
 	t.Parallel()
-	rng := rand.New(rand.NewPCG(5, 6)) //nolint:gosec // a test wants the same numbers each time
+	rng := rand.New(rand.NewPCG(5, 6)) // a test wants the same numbers each time
 	labels := []string{"a", "b", "c"}
 	pick := func() string {
 		name := labels[rng.IntN(3)] + "." + labels[rng.IntN(3)] + ".test"
@@ -277,13 +277,13 @@ func TestOrderIsNothing(t *testing.T) {
 		for range rng.IntN(6) {
 			if host := pick(); !taken[host] {
 				taken[host] = true
-				spec.Allow = append(spec.Allow, allow(host, uint16(1+rng.IntN(2)))) //nolint:gosec // small
+				spec.Allow = append(spec.Allow, allow(host, uint16(1+rng.IntN(2)))) // small
 			}
 		}
 		for range rng.IntN(4) {
 			r := DenyRule{Host: pick()}
 			if rng.IntN(2) == 0 {
-				r.Ports = []uint16{uint16(1 + rng.IntN(2))} //nolint:gosec // small
+				r.Ports = []uint16{uint16(1 + rng.IntN(2))} // small
 			}
 			spec.Deny = append(spec.Deny, r)
 		}

@@ -253,5 +253,5 @@ func parsePort(s string) (uint16, error) {
 		return 0, strconv.ErrSyntax
 	}
 	n, err := strconv.ParseUint(s, 10, 16)
-	return uint16(n), err //nolint:gosec // ParseUint was told 16 bits
+	return uint16(n), err // ParseUint was told 16 bits
 }

@@ -105,7 +105,7 @@ func TestNameRefused(t *testing.T) {
 // TestNameVariants: any change of case and any one trailing dot leads to the same name.
 func TestNameVariants(t *testing.T) {
 	t.Parallel()
-	rng := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // a test wants the same numbers each time
+	rng := rand.New(rand.NewPCG(1, 2)) // a test wants the same numbers each time
 	const letters = "abcdefghijklmnopqrstuvwxyz0123456789"
 	for range 2000 {
 		var labels []string

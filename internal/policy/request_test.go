@@ -106,7 +106,7 @@ func TestRequestWithoutLimits(t *testing.T) {
 // TestGlob compares matchGlob with the same glob as a regular expression.
 func TestGlob(t *testing.T) {
 	t.Parallel()
-	rng := rand.New(rand.NewPCG(7, 8)) //nolint:gosec // a test wants the same numbers each time
+	rng := rand.New(rand.NewPCG(7, 8)) // a test wants the same numbers each time
 	random := func(alphabet string, n int) string {
 		out := make([]byte, rng.IntN(n))
 		for i := range out {
@@ -256,7 +256,7 @@ func TestUpstream(t *testing.T) {
 func TestUpstreamDisguise(t *testing.T) {
 	t.Parallel()
 	p := compile(t, vendor())
-	rng := rand.New(rand.NewPCG(9, 10)) //nolint:gosec // a test wants the same numbers each time
+	rng := rand.New(rand.NewPCG(9, 10)) // a test wants the same numbers each time
 	refused := 0
 	for range 20_000 {
 		n := rng.Uint32()

@@ -44,8 +44,8 @@ func present(ctx context.Context, client *http.Client, url, token, presenter str
 	if err != nil {
 		return
 	}
-	io.Copy(io.Discard, resp.Body) //nolint:errcheck // lets the connection be used again
-	resp.Body.Close()              //nolint:errcheck // read to its end
+	io.Copy(io.Discard, resp.Body) // lets the connection be used again
+	resp.Body.Close()              // read to its end
 }
 
 // client returns an HTTPS client inside the practice internet that always reaches host at a, and what to call

@@ -144,7 +144,7 @@ func (a *Attacker) take(conn net.Conn) bool {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		delete(a.conns, conn)
-		conn.Close() //nolint:errcheck // at its end
+		conn.Close() // at its end
 	}()
 	return true
 }
@@ -154,7 +154,7 @@ func (a *Attacker) close() error {
 	defer a.mu.Unlock()
 	a.closed = true
 	for c := range a.conns {
-		c.Close() //nolint:errcheck // at its end
+		c.Close() // at its end
 	}
 	return nil
 }

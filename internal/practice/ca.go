@@ -79,7 +79,7 @@ func (n *Internet) makeCA() error {
 	}
 	n.ca = ca
 	out := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.cert.Raw})
-	if err := os.WriteFile(n.CAFile(), out, 0o644); err != nil { //nolint:gosec // a certificate is public
+	if err := os.WriteFile(n.CAFile(), out, 0o644); err != nil { // a certificate is public
 		return fmt.Errorf("writing the CA certificate: %w", err)
 	}
 	return nil

@@ -136,7 +136,7 @@ func (d *DNS) ServeDNS(w dns.ResponseWriter, r *dns.Msg) {
 	} else {
 		m.Rcode = dns.RcodeFormatError
 	}
-	w.WriteMsg(m) //nolint:errcheck // the asker is gone
+	w.WriteMsg(m) // the asker is gone
 }
 
 func (d *DNS) answer(m *dns.Msg, q dns.Question, w dns.ResponseWriter) {

@@ -26,7 +26,7 @@ func (n *Internet) startFiles() error {
 	n.Files = f
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /hello.txt", func(w http.ResponseWriter, _ *http.Request) {
-		io.WriteString(w, "hello from "+NameFiles+"\n") //nolint:errcheck // the client is gone
+		io.WriteString(w, "hello from "+NameFiles+"\n") // the client is gone
 	})
 	mux.HandleFunc("GET /bytes/{n}", sendBytes)
 	mux.HandleFunc("POST /upload", f.upload)
@@ -61,11 +61,11 @@ func (f *Files) counted(next http.Handler) http.Handler {
 }
 
 func (f *Files) upload(w http.ResponseWriter, r *http.Request) {
-	n, _ := io.Copy(io.Discard, r.Body) //nolint:errcheck // what arrived is what counts
+	n, _ := io.Copy(io.Discard, r.Body) // what arrived is what counts
 	f.mu.Lock()
 	f.uploaded += n
 	f.mu.Unlock()
-	io.WriteString(w, strconv.FormatInt(n, 10)+"\n") //nolint:errcheck // the client is gone
+	io.WriteString(w, strconv.FormatInt(n, 10)+"\n") // the client is gone
 }
 
 func sendBytes(w http.ResponseWriter, r *http.Request) {
@@ -75,7 +75,7 @@ func sendBytes(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Length", strconv.FormatInt(n, 10))
-	io.CopyN(w, zeros{}, n) //nolint:errcheck // the client is gone
+	io.CopyN(w, zeros{}, n) // the client is gone
 }
 
 type zeros struct{}

@@ -32,7 +32,7 @@ func onThread(fn func() error) error {
 			done <- fmt.Errorf("opening the current network namespace: %w", err)
 			return
 		}
-		defer home.Close() //nolint:errcheck // only a handle
+		defer home.Close() // only a handle
 		err = fn()
 		if back := netns.Set(home); back == nil {
 			runtime.UnlockOSThread()
@@ -48,7 +48,7 @@ func newNamespace(path string) (*namespace, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pinning the network namespace: %w", err)
 	}
-	f.Close() //nolint:errcheck // an empty file, only mounted over
+	f.Close() // an empty file, only mounted over
 	ns := &namespace{path: path}
 	err = onThread(func() error {
 		h, err := netns.New()

@@ -66,7 +66,7 @@ func (o *Own) use(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "token refused", http.StatusUnauthorized)
 		return
 	}
-	io.WriteString(w, "ok\n") //nolint:errcheck // the client is gone
+	io.WriteString(w, "ok\n") // the client is gone
 }
 
 func (o *Own) introspect(ctx context.Context, token string) (bool, error) {
@@ -83,7 +83,7 @@ func (o *Own) introspect(ctx context.Context, token string) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("asking credd: %w", err)
 	}
-	defer resp.Body.Close() //nolint:errcheck // read to the end below
+	defer resp.Body.Close() // read to the end below
 	raw, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
 	if err == nil && resp.StatusCode != http.StatusOK {
 		err = fmt.Errorf("status %s: %s", resp.Status, raw)

@@ -88,7 +88,7 @@ type Internet struct {
 // Now is CLOCK_MONOTONIC, the clock of every timestamp in this package.
 func Now() time.Duration {
 	var ts unix.Timespec
-	unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) //nolint:errcheck,gosec // this clock always exists
+	unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) // this clock always exists
 	return time.Duration(ts.Nano())
 }
 
@@ -182,7 +182,7 @@ func linkName(inst instance.Instance) string { return fmt.Sprintf("tgi%x", inst.
 
 func (n *Internet) makeDir() error {
 	// The run directory may belong to the box's set-up: it is made where it is missing and never changed.
-	if err := os.MkdirAll(dir(n.inst), 0o755); err != nil { //nolint:gosec // daemons read the CA certificate here
+	if err := os.MkdirAll(dir(n.inst), 0o755); err != nil { // daemons read the CA certificate here
 		return fmt.Errorf("making %s: %w", dir(n.inst), err)
 	}
 	n.undo = append(n.undo, func() error { return os.RemoveAll(dir(n.inst)) })
@@ -191,6 +191,6 @@ func (n *Internet) makeDir() error {
 
 func randomSecret() string {
 	raw := make([]byte, 20)
-	rand.Read(raw) //nolint:errcheck // crypto/rand never fails (it ends the program instead)
+	rand.Read(raw) // crypto/rand never fails (it ends the program instead)
 	return "vk_live_" + hex.EncodeToString(raw)
 }

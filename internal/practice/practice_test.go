@@ -174,7 +174,7 @@ func TestFilesServer(t *testing.T) {
 	if _, body := get(t, c, base+"/bytes/100000"); len(body) != 100000 {
 		t.Errorf("got %d bytes, want 100000", len(body))
 	}
-	resp, err := c.Post(base+"/upload", "", strings.NewReader("12345")) //nolint:noctx // the client has a timeout
+	resp, err := c.Post(base+"/upload", "", strings.NewReader("12345")) // the client has a timeout
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -237,7 +237,7 @@ func TestWebhookKeepsAlerts(t *testing.T) {
 	c := &http.Client{Timeout: within, Transport: &http.Transport{}}
 	t.Cleanup(c.CloseIdleConnections)
 	body := `{"event":"connect.denied","kid":"k1","reason":"quic"}` + "\n" + `{"event":"dns.lookup","kid":"k2"}`
-	resp, err := c.Post(n.WebhookURL(), "application/x-ndjson", strings.NewReader(body)) //nolint:noctx // has a timeout
+	resp, err := c.Post(n.WebhookURL(), "application/x-ndjson", strings.NewReader(body)) // has a timeout
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -289,7 +289,7 @@ func TestAttackerHearsAndSaysNothing(t *testing.T) {
 		t.Fatalf("%v: %+v", err, n.Attacker.Contacts())
 	}
 	for _, c := range conns {
-		c.SetReadDeadline(time.Now().Add(5 * time.Millisecond)) //nolint:errcheck // a live socket
+		c.SetReadDeadline(time.Now().Add(5 * time.Millisecond)) // a live socket
 		if size, err := c.Read(make([]byte, 1)); size != 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("%s answered: %d bytes, %v", c.RemoteAddr(), size, err)
 		}
@@ -307,10 +307,10 @@ func TestOwnServiceBelievesOnlyCredd(t *testing.T) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /introspect", func(w http.ResponseWriter, r *http.Request) {
 		ok := active.Load() && r.FormValue("token") == "tgo_good"
-		json.NewEncoder(w).Encode(wire.Introspection{Active: ok}) //nolint:errcheck // test
+		json.NewEncoder(w).Encode(wire.Introspection{Active: ok}) // test
 	})
 	credd := &http.Server{Handler: mux, ReadHeaderTimeout: within}
-	go credd.Serve(l) //nolint:errcheck // ends with Close
+	go credd.Serve(l) // ends with Close
 	t.Cleanup(func() { credd.Close() })
 
 	n := start(t, "tprown", socket)
@@ -391,7 +391,7 @@ func TestCleanupAfterKill(t *testing.T) {
 	if err := child.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	child.Wait() //nolint:errcheck // killed
+	child.Wait() // killed
 	if left := practice.Leftovers(inst); len(left) != 2 {
 		t.Fatalf("leftovers after kill -9: %v, want the link and the directory", left)
 	}
@@ -423,7 +423,7 @@ func TestHelperStart(t *testing.T) {
 	if _, err := practice.Start(t.Context(), practice.Options{Instance: inst}); err != nil {
 		t.Fatal(err)
 	}
-	os.Stdout.WriteString(".") //nolint:errcheck // the parent waits for it
+	os.Stdout.WriteString(".") // the parent waits for it
 	<-t.Context().Done()
 	for { // not select{}, which the runtime may call a deadlock
 		time.Sleep(time.Hour)
@@ -436,7 +436,7 @@ func TestStartTakesOverFromTheDead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { first.Close() }) //nolint:errcheck // its links are gone already
+	t.Cleanup(func() { first.Close() }) // its links are gone already
 	second, err := practice.Start(deadline(t), practice.Options{Instance: inst})
 	if err != nil {
 		t.Fatal(err)

@@ -42,7 +42,7 @@ func (n *Internet) serveTLS(a netip.Addr, port uint16, cfg *tls.Config, handler 
 		// Clients that were cut off are what this internet is for: not worth a line each.
 		ErrorLog: log.New(io.Discard, "", 0),
 	}
-	go srv.Serve(l) //nolint:errcheck // ends with Close
+	go srv.Serve(l) // ends with Close
 	n.undo = append(n.undo, srv.Close)
 	return nil
 }

@@ -100,7 +100,7 @@ func (s *Sink) take(c net.Conn) bool {
 		defer s.mu.Unlock()
 		st.Closed = Now()
 		delete(s.conns, c)
-		c.Close() //nolint:errcheck // at its end
+		c.Close() // at its end
 	}()
 	return true
 }
@@ -113,7 +113,7 @@ func (s *Sink) read(st *Stream, c net.Conn) {
 	}
 	f := strings.Fields(hello)
 	if len(f) < 2 || f[0] != "ticks" && f[0] != "bulk" {
-		io.Copy(io.Discard, br) //nolint:errcheck // counted by the reader
+		io.Copy(io.Discard, br) // counted by the reader
 		return
 	}
 	s.mu.Lock()
@@ -123,7 +123,7 @@ func (s *Sink) read(st *Stream, c net.Conn) {
 	}
 	s.mu.Unlock()
 	if st.Kind == "bulk" {
-		io.Copy(io.Discard, br) //nolint:errcheck // counted by the reader
+		io.Copy(io.Discard, br) // counted by the reader
 		return
 	}
 	for {
@@ -163,7 +163,7 @@ func (s *Sink) close() error {
 	defer s.mu.Unlock()
 	s.closed = true
 	for c := range s.conns {
-		c.Close() //nolint:errcheck // at its end
+		c.Close() // at its end
 	}
 	return nil
 }
@@ -212,7 +212,7 @@ func accept(l net.Listener, take func(net.Conn) bool) {
 			return
 		}
 		if !take(c) {
-			c.Close() //nolint:errcheck // shutting down
+			c.Close() // shutting down
 			return
 		}
 	}

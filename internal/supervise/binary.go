@@ -73,7 +73,7 @@ func reachable(path string) (bool, error) {
 
 // copyBinary replaces dst whole, so that a running copy is never written to.
 func copyBinary(src, dst string) error {
-	if err := os.MkdirAll(filepath.Dir(dst), 0o755); err != nil { //nolint:gosec // binaries are not secret
+	if err := os.MkdirAll(filepath.Dir(dst), 0o755); err != nil { // binaries are not secret
 		return err
 	}
 	// Whoever copies holds the supervisor's lock: what is there was left by one that was killed.
@@ -87,12 +87,12 @@ func copyBinary(src, dst string) error {
 	if err != nil {
 		return err
 	}
-	defer in.Close() //nolint:errcheck // only read
+	defer in.Close() // only read
 	out, err := os.CreateTemp(filepath.Dir(dst), ".new-*")
 	if err != nil {
 		return err
 	}
-	defer os.Remove(out.Name()) //nolint:errcheck // gone after the rename
+	defer os.Remove(out.Name()) // gone after the rename
 	_, err = io.Copy(out, in)
 	if err = errors.Join(err, out.Chmod(0o755), out.Close()); err != nil {
 		return err

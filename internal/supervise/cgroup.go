@@ -30,8 +30,8 @@ func startIn(cmd *exec.Cmd, dir string, prepare func(pid int)) error {
 	if err == nil {
 		return nil
 	}
-	cmd.Process.Kill() //nolint:errcheck // it may be gone already
-	cmd.Wait()         //nolint:errcheck // killed on purpose
+	cmd.Process.Kill() // it may be gone already
+	cmd.Wait()         // killed on purpose
 	return fmt.Errorf("moving it into its cgroup: run `tagout setup` again: %w", err)
 }
 

@@ -57,7 +57,7 @@ func (c *child) lastWords(file string) string {
 	if err != nil {
 		return ""
 	}
-	defer f.Close() //nolint:errcheck // only read
+	defer f.Close() // only read
 	end, err := f.Seek(0, io.SeekEnd)
 	if err != nil {
 		return ""

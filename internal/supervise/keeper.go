@@ -102,11 +102,11 @@ func (k *keeper) restart(ctx context.Context) (*child, error) {
 // start runs the daemon once, inside its cgroup from its first instruction on.
 func (k *keeper) start() (*child, error) {
 	s := k.spec
-	log, err := os.OpenFile(s.LogFile, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o640) //nolint:gosec // logs carry no secrets
+	log, err := os.OpenFile(s.LogFile, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o640) // logs carry no secrets
 	if err != nil {
 		return nil, fmt.Errorf("opening its log: %w", err)
 	}
-	defer log.Close() //nolint:errcheck // the child has its own copy
+	defer log.Close() // the child has its own copy
 	end, err := log.Seek(0, 2)
 	if err != nil {
 		return nil, fmt.Errorf("opening its log: %w", err)
@@ -117,7 +117,7 @@ func (k *keeper) start() (*child, error) {
 		Setsid: true, // a Ctrl-C at the terminal reaches the supervisor alone, which stops them in order
 	}
 	if s.UID != 0 {
-		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(s.UID), Gid: uint32(s.GID)} //nolint:gosec // ids are not negative
+		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(s.UID), Gid: uint32(s.GID)} // ids are not negative
 		cmd.SysProcAttr.AmbientCaps = s.Caps
 	}
 	c := &child{cmd: cmd, logEnd: end, begun: time.Now(), exited: make(chan struct{})}
@@ -147,7 +147,7 @@ func (k *keeper) prepare(pid int) {
 
 // end stops one run: asks, waits, and then kills the whole cgroup.
 func (k *keeper) end(c *child) {
-	c.cmd.Process.Signal(unix.SIGTERM) //nolint:errcheck // it may be gone already
+	c.cmd.Process.Signal(unix.SIGTERM) // it may be gone already
 	select {
 	case <-c.exited:
 	case <-time.After(k.cfg.Grace):
@@ -169,7 +169,7 @@ func (k *keeper) clear() {
 
 func writePid(path string, pid int) error {
 	tmp := path + ".new"
-	if err := os.WriteFile(tmp, []byte(strconv.Itoa(pid)+"\n"), 0o644); err != nil { //nolint:gosec // not secret
+	if err := os.WriteFile(tmp, []byte(strconv.Itoa(pid)+"\n"), 0o644); err != nil { // not secret
 		return err
 	}
 	return os.Rename(tmp, path)

@@ -38,7 +38,7 @@ func stopWithin(ctx context.Context, inst instance.Instance, ask time.Duration) 
 	if err != nil {
 		return fmt.Errorf("opening the supervisor, process %d: %w", pid, err)
 	}
-	defer unix.Close(fd) //nolint:errcheck // nothing was written
+	defer unix.Close(fd) // nothing was written
 	// The lock is held and names this pid: only now is it certain that the descriptor is the supervisor's.
 	if stillHeld, again, err := holder(path); err != nil || !stillHeld || again != pid {
 		return err
@@ -67,7 +67,7 @@ func ended(ctx context.Context, fd int, wait time.Duration) bool {
 	}
 	for time.Now().Before(deadline) && ctx.Err() == nil {
 		left := min(time.Until(deadline), 200*time.Millisecond)
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(left.Milliseconds())+1) //nolint:gosec // descriptors are small
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(left.Milliseconds())+1) // descriptors are small
 		if err == nil && n > 0 {
 			return true
 		}
@@ -86,7 +86,7 @@ func holder(path string) (held bool, pid int, err error) {
 	if err != nil {
 		return false, 0, fmt.Errorf("opening the supervisor's lock: %w", err)
 	}
-	defer f.Close() //nolint:errcheck // nothing was written
+	defer f.Close() // nothing was written
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB); err == nil {
 		return false, 0, nil
 	} else if !errors.Is(err, unix.EWOULDBLOCK) {

@@ -161,15 +161,15 @@ func lock(inst instance.Instance) (unlock func(), err error) {
 		return nil, fmt.Errorf("opening the supervisor's lock: %w", err)
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		f.Close() //nolint:errcheck // nothing was written
+		f.Close() // nothing was written
 		return nil, fmt.Errorf("instance %s is already up: another `tagout up --instance %s` runs it", inst.Name(), inst.Name())
 	}
 	// Ten digits: a shorter pid never leaves the end of a longer one behind it.
 	if _, err := f.WriteAt(fmt.Appendf(nil, "%010d\n", os.Getpid()), 0); err != nil {
-		f.Close() //nolint:errcheck // already failing
+		f.Close() // already failing
 		return nil, fmt.Errorf("writing the supervisor's lock: %w", err)
 	}
-	return func() { f.Close() }, nil //nolint:errcheck // nothing that matters was written
+	return func() { f.Close() }, nil // nothing that matters was written
 }
 
 // sweep kills whatever is in the daemon's cgroup and waits until it is gone.

@@ -76,7 +76,7 @@ func TestTypes(t *testing.T) {
 	m.Get("text").List()
 	m.Get("list").Number()
 	m.Need("absent")
-	if err, ok := doc.Err().(Problems); !ok || len(err) != 6 { //nolint:errorlint // Err returns nothing else
+	if err, ok := doc.Err().(Problems); !ok || len(err) != 6 { // Err returns nothing else
 		t.Errorf("got %v", doc.Err())
 	}
 }

@@ -51,7 +51,7 @@ func tree(i instance.Instance) []dir {
 
 func makeDirs(_ context.Context, j *job) error {
 	for _, root := range []string{filepath.Dir(j.inst.RunDir()), filepath.Dir(j.inst.StateDir())} {
-		if err := os.MkdirAll(root, 0o755); err != nil { //nolint:gosec // names are not secret
+		if err := os.MkdirAll(root, 0o755); err != nil { // names are not secret
 			return err
 		}
 	}
@@ -102,7 +102,7 @@ func (d dir) own() error {
 	if err != nil {
 		return err
 	}
-	defer root.Close() //nolint:errcheck // only read
+	defer root.Close() // only read
 	return fs.WalkDir(root.FS(), ".", func(name string, e fs.DirEntry, err error) error {
 		if err != nil || name == "." {
 			return err
@@ -140,7 +140,7 @@ func writeFile(file string, data []byte, mode fs.FileMode, uid, gid int) error {
 	if err != nil {
 		return err
 	}
-	defer os.Remove(tmp.Name()) //nolint:errcheck // gone after the rename
+	defer os.Remove(tmp.Name()) // gone after the rename
 	_, err = tmp.Write(data)
 	err = errors.Join(err, tmp.Chown(uid, gid), tmp.Chmod(mode), tmp.Sync(), tmp.Close())
 	if err != nil {

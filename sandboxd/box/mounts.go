@@ -37,7 +37,7 @@ func mountsBelow(dir string) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading mounts: %w", err)
 	}
-	defer f.Close() //nolint:errcheck // only read
+	defer f.Close() // only read
 	var out []string
 	sc := bufio.NewScanner(f)
 	sc.Buffer(nil, 1<<20)

@@ -32,7 +32,7 @@ func (p process) kill() error {
 	if err != nil {
 		return fmt.Errorf("opening process %d: %w", p.pid, err)
 	}
-	defer unix.Close(fd) //nolint:errcheck // nothing was written
+	defer unix.Close(fd) // nothing was written
 	if now := commandLine(p.pid); now != p.text {
 		return nil
 	}
@@ -75,7 +75,7 @@ func (f found) strays() []process {
 // they are the cleanup itself.
 func byCommand(name string) []process {
 	us := ancestors()
-	dirs, _ := filepath.Glob("/proc/[0-9]*") //nolint:errcheck // the pattern is right
+	dirs, _ := filepath.Glob("/proc/[0-9]*") // the pattern is right
 	var out []process
 	for _, d := range dirs {
 		pid, err := strconv.Atoi(filepath.Base(d))

@@ -31,7 +31,7 @@ func workspace(t *testing.T, size int64) string {
 func source(t *testing.T, name, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
-	if err := os.WriteFile(path, []byte(text), 0o640); err != nil { //nolint:gosec // the mode is what is tested
+	if err := os.WriteFile(path, []byte(text), 0o640); err != nil { // the mode is what is tested
 		t.Fatal(err)
 	}
 	return path
@@ -78,7 +78,7 @@ func TestPlaceNeverLeavesTheWorkspace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.Close() //nolint:errcheck // empty
+	f.Close() // empty
 	if left, _ := os.ReadDir(outside); len(left) != 1 {
 		t.Error("the control did not get outside: the check above proves nothing")
 	}

@@ -29,7 +29,7 @@ func Place(dir string, inputs []Input, owner Owner) error {
 	if err != nil {
 		return fmt.Errorf("placing inputs: %w", err)
 	}
-	defer root.Close() //nolint:errcheck // only read
+	defer root.Close() // only read
 	p := placer{root: root, owner: owner}
 	for _, in := range inputs {
 		if err := p.place(in); err != nil {
@@ -56,7 +56,7 @@ func (p placer) place(in Input) error {
 	if err != nil {
 		return err
 	}
-	defer src.Close() //nolint:errcheck // only read
+	defer src.Close() // only read
 	if err := p.dirs(path.Dir(path.Clean(in.To))); err != nil {
 		return err
 	}
@@ -74,7 +74,7 @@ func openInput(in Input) (*os.File, fs.FileMode, error) {
 	if err != nil {
 		return nil, 0, err
 	}
-	defer dir.Close() //nolint:errcheck // only read
+	defer dir.Close() // only read
 	src, err := open(dir, in.From, unix.O_RDONLY|unix.O_NONBLOCK, 0, unix.RESOLVE_BENEATH|unix.RESOLVE_NO_MAGICLINKS)
 	if errors.Is(err, unix.EXDEV) {
 		return nil, 0, fmt.Errorf("it leads out of %s", in.Dir)
@@ -87,7 +87,7 @@ func openInput(in Input) (*os.File, fs.FileMode, error) {
 		err = errors.New("it is not a regular file")
 	}
 	if err != nil {
-		src.Close() //nolint:errcheck // only read
+		src.Close() // only read
 		return nil, 0, err
 	}
 	mode := in.Mode
@@ -109,7 +109,7 @@ func (p placer) dirs(rel string) error {
 	if err != nil {
 		return err
 	}
-	defer parent.Close() //nolint:errcheck // only read
+	defer parent.Close() // only read
 	name := path.Base(rel)
 	switch err := unix.Mkdirat(int(parent.Fd()), name, 0o755); {
 	case errors.Is(err, unix.EEXIST):
@@ -130,7 +130,7 @@ func (p placer) dirs(rel string) error {
 
 // open opens rel below root; resolve says how strictly (openat2(2)).
 func open(root *os.File, rel string, flags int, perm, resolve uint64) (*os.File, error) {
-	how := &unix.OpenHow{Flags: uint64(flags) | unix.O_CLOEXEC, Mode: perm, Resolve: resolve} //nolint:gosec // flags are not negative
+	how := &unix.OpenHow{Flags: uint64(flags) | unix.O_CLOEXEC, Mode: perm, Resolve: resolve} // flags are not negative
 	for {
 		fd, err := unix.Openat2(int(root.Fd()), rel, how)
 		if errors.Is(err, unix.EINTR) || errors.Is(err, unix.EAGAIN) {

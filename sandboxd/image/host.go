@@ -60,10 +60,10 @@ func NewHost(cfg Config) (*Host, error) {
 		all.Write(bytes.TrimSpace(pem))
 		all.WriteByte('\n')
 	}
-	if err := os.MkdirAll(cfg.Dir, 0o711); err != nil { //nolint:gosec // kids read the file below it
+	if err := os.MkdirAll(cfg.Dir, 0o711); err != nil { // kids read the file below it
 		return nil, fmt.Errorf("preparing image host: %w", err)
 	}
-	if err := os.Chmod(cfg.Dir, 0o711); err != nil { //nolint:gosec // as above, whatever the umask is
+	if err := os.Chmod(cfg.Dir, 0o711); err != nil { // as above, whatever the umask is
 		return nil, fmt.Errorf("preparing image host: %w", err)
 	}
 	bundle := filepath.Join(cfg.Dir, "trust.pem")
@@ -94,10 +94,10 @@ func (h *Host) Root(dir, kid string, addr netip.Addr) ([]runtime.Mount, error) {
 	fail := func(err error) ([]runtime.Mount, error) {
 		return nil, fmt.Errorf("building the root filesystem of kid %s: %w", kid, err)
 	}
-	if err := os.Mkdir(dir, 0o755); err != nil { //nolint:gosec // the kid's root directory
+	if err := os.Mkdir(dir, 0o755); err != nil { // the kid's root directory
 		return fail(err)
 	}
-	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // as above; the umask may have taken bits
+	if err := os.Chmod(dir, 0o755); err != nil { // as above; the umask may have taken bits
 		return fail(err)
 	}
 	dirs, files := runtime.RootFiles()
@@ -193,15 +193,15 @@ func (h *Host) sharedFiles(dir string) ([]runtime.Mount, error) {
 
 // makeDir and writeFile give everybody read access whatever the umask is: the kid's uid is nobody's friend.
 func makeDir(path string) error {
-	if err := os.MkdirAll(path, 0o755); err != nil { //nolint:gosec // see above
+	if err := os.MkdirAll(path, 0o755); err != nil { // see above
 		return err
 	}
-	return os.Chmod(path, 0o755) //nolint:gosec // see above
+	return os.Chmod(path, 0o755) // see above
 }
 
 func writeFile(path string, data []byte) error {
-	if err := os.WriteFile(path, data, 0o644); err != nil { //nolint:gosec // see above
+	if err := os.WriteFile(path, data, 0o644); err != nil { // see above
 		return err
 	}
-	return os.Chmod(path, 0o644) //nolint:gosec // see above
+	return os.Chmod(path, 0o644) // see above
 }

@@ -41,13 +41,13 @@ func (m *Manager) claim(r Request) (*kid, error) {
 		Version: recordVersion, State: wire.KidSpawning, Plan: r.Plan, Timings: map[string]time.Duration{},
 		Session: m.newSession(name, index, seq, r),
 	}
-	if err := os.Mkdir(m.dir(name), 0o711); err != nil { //nolint:gosec // runc passes through as the kid's root user
+	if err := os.Mkdir(m.dir(name), 0o711); err != nil { // runc passes through as the kid's root user
 		if errors.Is(err, fs.ErrExist) {
 			return nil, refuse(Conflict, reason.Capacity, "the name %s is taken by a kid that was left behind: destroy it, or run `tagout cleanup`", name)
 		}
 		return nil, fmt.Errorf("claiming kid %s: %w", name, err)
 	}
-	err = os.Chmod(m.dir(name), 0o711) //nolint:gosec // as above, whatever the umask is
+	err = os.Chmod(m.dir(name), 0o711) // as above, whatever the umask is
 	if err == nil {
 		err = errors.Join(m.save(k), m.saveCard(name, r.Plan.CardText))
 	}

@@ -141,7 +141,7 @@ func TestKillswitchdReachesTheSwitch(t *testing.T) {
 	k := b.spawn("k1", plan())
 	as := func(uid int, file, value string) error {
 		cmd := exec.Command("/bin/sh", "-c", `echo "$1" >"$2"`, "sh", value, file)
-		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(b.inst.GroupID())}} //nolint:gosec // ids
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(b.inst.GroupID())}} // ids
 		return cmd.Run()
 	}
 	files := [][2]string{{filepath.Join(k.Cgroup, "cgroup.freeze"), "0"}, {filepath.Join(k.Cgroup, "cgroup.kill"), "1"}}

@@ -159,7 +159,7 @@ func (m *Manager) killProcesses(ctx context.Context, k *kid) error {
 		return err
 	}
 	if k.pid != 0 {
-		unix.Wait4(k.pid, nil, unix.WNOHANG, nil) //nolint:errcheck // watch may have been first
+		unix.Wait4(k.pid, nil, unix.WNOHANG, nil) // watch may have been first
 	}
 	k.markGone()
 	return nil

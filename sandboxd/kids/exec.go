@@ -205,8 +205,8 @@ func (m *Manager) notStarted(ctx context.Context, k *kid, err error) wire.ExecEx
 // feed gives the command its input and then the end of it. A command that does not read, or has ended, ends
 // the feeding when run is closed.
 func feed(run *runtime.Running, input []byte) {
-	run.Stdin.Write(input) //nolint:errcheck // the command need not read its input
-	run.Stdin.Close()      //nolint:errcheck // as above
+	run.Stdin.Write(input) // the command need not read its input
+	run.Stdin.Close()      // as above
 }
 
 // await returns when the command has ended, or as much as it ever will, with the reason why it was killed:

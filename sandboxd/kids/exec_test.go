@@ -254,11 +254,11 @@ func tasks(t *testing.T, dir string) []int {
 	var out []int
 	err := filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error {
 		if err != nil || e.Name() != "cgroup.procs" {
-			return nil //nolint:nilerr // a cgroup may go while we look
+			return nil // a cgroup may go while we look
 		}
 		raw, err := os.ReadFile(path)
 		if err != nil {
-			return nil //nolint:nilerr // as above
+			return nil // as above
 		}
 		for _, f := range strings.Fields(string(raw)) {
 			pid, err := strconv.Atoi(f)

@@ -50,7 +50,7 @@ func runTests(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	defer os.RemoveAll(dir) //nolint:errcheck // clean-up
+	defer os.RemoveAll(dir) // clean-up
 	initPath = filepath.Join(dir, "kid-init")
 	cmd := exec.Command("go", "build", "-ldflags=-s -w", "-o", initPath, "tagout/cmd/kid-init")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -58,7 +58,7 @@ func runTests(m *testing.M) int {
 		fmt.Fprintf(os.Stderr, "building kid-init: %v\n%s", err, out)
 		return 1
 	}
-	if err := os.Chmod(initPath, 0o755); err != nil { //nolint:gosec // every kid runs it
+	if err := os.Chmod(initPath, 0o755); err != nil { // every kid runs it
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
@@ -359,16 +359,16 @@ func (b *box) sweep() {
 			}
 		}
 	}
-	cgroup.Kill(b.layout.V2(b.inst.KidsCgroupRel())) //nolint:errcheck // nothing should be there any more
+	cgroup.Kill(b.layout.V2(b.inst.KidsCgroupRel())) // nothing should be there any more
 	if err := b.layout.Remove(ctx, b.inst.CgroupRel()); err != nil {
 		b.t.Error(err)
 	}
 	for _, point := range b.mounts() {
-		unix.Unmount(point, unix.MNT_DETACH) //nolint:errcheck // as above
+		unix.Unmount(point, unix.MNT_DETACH) // as above
 	}
-	links, _ := network.Links(b.inst.LinkPrefix()) //nolint:errcheck // as above
+	links, _ := network.Links(b.inst.LinkPrefix()) // as above
 	for _, l := range links {
-		network.Disconnect(l) //nolint:errcheck // as above
+		network.Disconnect(l) // as above
 	}
 	if err := errors.Join(os.RemoveAll(b.inst.RunDir()), os.RemoveAll(b.inst.StateDir()), b.inst.Release()); err != nil {
 		b.t.Error(err)

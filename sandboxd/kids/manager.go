@@ -66,7 +66,7 @@ func New(cfg Config) (*Manager, error) {
 		}
 	}
 	// The kids' root filesystems are below it, and runc reaches them as the kid's root user.
-	if err := os.Chmod(kidsDir, 0o711); err != nil { //nolint:gosec // names only
+	if err := os.Chmod(kidsDir, 0o711); err != nil { // names only
 		return nil, fmt.Errorf("preparing to keep kids: %w", err)
 	}
 	if err := os.Chown(cfg.Inst.SessionDir(), -1, cfg.Inst.GroupID()); err != nil {

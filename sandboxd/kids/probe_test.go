@@ -18,7 +18,7 @@ import (
 func runProbe(name string) int {
 	switch name {
 	case "attacks":
-		json.NewEncoder(os.Stdout).Encode(attacks()) //nolint:errcheck,errchkjson // the test sees that it is missing
+		json.NewEncoder(os.Stdout).Encode(attacks()) // the test sees that it is missing
 	case "sockets":
 		json.NewEncoder(os.Stdout).Encode(sockets()) // the test sees that it is missing
 	case "socket": // one that is refused; then it sleeps for so many seconds
@@ -92,7 +92,7 @@ func attacks() map[string]string {
 	for _, path := range []string{"/x", "/usr/x", "/etc/passwd", "/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/dev/x"} {
 		f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o600)
 		out["write "+path] = name(err)
-		f.Close() //nolint:errcheck // nil is harmless
+		f.Close() // nil is harmless
 	}
 	out["signal init"] = name(unix.Kill(1, unix.SIGTERM))
 	out["trace init"] = name(unix.PtraceAttach(1))
@@ -182,11 +182,11 @@ func hoard() {
 
 // fill writes to path until that fails.
 func fill(path string) (int, error) {
-	f, err := os.Create(path) //nolint:gosec // the test's own
+	f, err := os.Create(path) // the test's own
 	if err != nil {
 		return 0, err
 	}
-	defer f.Close() //nolint:errcheck // full anyway
+	defer f.Close() // full anyway
 	chunk := []byte(strings.Repeat("x", 1<<16))
 	for n := range 1 << 20 {
 		if _, err := f.Write(chunk); err != nil {

@@ -40,7 +40,7 @@ func runDoomed() int {
 		return 1
 	}
 	up := make(chan struct{})
-	go m.Exec(ctx, "whole", "test", wire.ExecRequest{Argv: []string{"sh", "-c", "echo up; exec sleep 4321"}}, func(wire.ExecFrame) error { close(up); return nil }) //nolint:errcheck // it never ends
+	go m.Exec(ctx, "whole", "test", wire.ExecRequest{Argv: []string{"sh", "-c", "echo up; exec sleep 4321"}}, func(wire.ExecFrame) error { close(up); return nil }) // it never ends
 	<-up
 	m.fault = func(step string, done bool) error {
 		if step == "create" && done {
@@ -51,7 +51,7 @@ func runDoomed() int {
 		}
 		return nil
 	}
-	m.Spawn(ctx, Request{Name: "half", Plan: plan()}) //nolint:errcheck // it never ends
+	m.Spawn(ctx, Request{Name: "half", Plan: plan()}) // it never ends
 	return 1
 }
 
@@ -72,8 +72,8 @@ func doom(t *testing.T, b *box) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	defer cmd.Wait()         //nolint:errcheck // it was killed
-	defer cmd.Process.Kill() //nolint:errcheck // as is meant
+	defer cmd.Wait()         // it was killed
+	defer cmd.Process.Kill() // as is meant
 	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
 		t.Fatalf("the doomed sandboxd said %q, %v", line, err)
 	}

@@ -70,7 +70,7 @@ func (m *Manager) giveToKillswitchd(dir string, names ...string) error {
 
 // openToAll lets everybody pass through a cgroup's directory, as all of cgroupfs does by default.
 func openToAll(dir string) error {
-	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // its files have modes of their own
+	if err := os.Chmod(dir, 0o755); err != nil { // its files have modes of their own
 		return fmt.Errorf("giving killswitchd the switch of the kid's cgroup: %w", err)
 	}
 	return nil

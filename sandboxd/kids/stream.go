@@ -47,7 +47,7 @@ func (s *stream) read(run *runtime.Running) {
 func (s *stream) drain(run *runtime.Running) {
 	deadline := time.Now().Add(drainGrace)
 	for _, f := range []*os.File{run.Stdout, run.Stderr} {
-		f.SetReadDeadline(deadline) //nolint:errcheck // a pipe that takes no deadline is closed by now
+		f.SetReadDeadline(deadline) // a pipe that takes no deadline is closed by now
 	}
 	s.readers.Wait()
 }

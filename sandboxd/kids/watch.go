@@ -20,14 +20,14 @@ func (m *Manager) watch(k *kid) {
 		return
 	}
 	go func() {
-		defer unix.Close(fd) //nolint:errcheck // only polled
+		defer unix.Close(fd) // only polled
 		for {
-			_, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1) //nolint:gosec // descriptors are small
+			_, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1) // descriptors are small
 			if !errors.Is(err, unix.EINTR) {
 				break
 			}
 		}
-		unix.Wait4(k.pid, nil, unix.WNOHANG, nil) //nolint:errcheck // ECHILD where it was adopted: then its parent reaps it
+		unix.Wait4(k.pid, nil, unix.WNOHANG, nil) // ECHILD where it was adopted: then its parent reaps it
 		m.ended(k)
 	}()
 }
@@ -39,7 +39,7 @@ func (m *Manager) ended(k *kid) {
 	}
 	m.mu.Unlock()
 	k.markGone()
-	m.isStopped(context.Background(), k) //nolint:contextcheck // nobody waits for it
+	m.isStopped(context.Background(), k) // nobody waits for it
 }
 
 // isStopped says whether a stop hit the kid: the kernel's entry says so, or a tag names it. Once seen it

@@ -31,7 +31,7 @@ func Connect(cfg LinkConfig) (ifindex int, err error) {
 	if err != nil {
 		return 0, fmt.Errorf("connecting %s: %w", cfg.Name, err)
 	}
-	defer ns.Close() //nolint:errcheck // only read
+	defer ns.Close() // only read
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = cfg.Name
 	pair := &netlink.Veth{LinkAttrs: attrs, PeerName: kidLink, PeerNamespace: netlink.NsFd(int(ns.Fd()))}

@@ -37,7 +37,7 @@ type NamespaceConfig struct {
 // CreateNamespaces makes a user namespace with the range mapped and a network namespace that it owns, and pins
 // both. On an error nothing stays. IPv6 is off and nothing is up in it but what Connect adds.
 func CreateNamespaces(ctx context.Context, cfg NamespaceConfig) (err error) {
-	if err := os.MkdirAll(filepath.Dir(cfg.Pins.Net), 0o711); err != nil { //nolint:gosec // names are not secret
+	if err := os.MkdirAll(filepath.Dir(cfg.Pins.Net), 0o711); err != nil { // names are not secret
 		return fmt.Errorf("making the directory of pinned namespaces: %w", err)
 	}
 	for _, path := range []string{cfg.Pins.Net, cfg.Pins.User} {
@@ -86,8 +86,8 @@ func hold(ctx context.Context, cfg NamespaceConfig) (pid int, release func(), er
 		return 0, nil, fmt.Errorf("making the kid's user and network namespaces with %s: are user namespaces on? %w", cfg.Holder, err)
 	}
 	return cmd.Process.Pid, func() {
-		stdin.Close() //nolint:errcheck // the holder ends on it
-		cmd.Wait()    //nolint:errcheck // as above; its exit code says nothing
+		stdin.Close() // the holder ends on it
+		cmd.Wait()    // as above; its exit code says nothing
 	}, nil
 }
 
@@ -97,7 +97,7 @@ func pin(pid int, kind, path string) error {
 	if err != nil {
 		return fmt.Errorf("pinning the %s namespace: %w", kind, err)
 	}
-	f.Close() //nolint:errcheck // empty
+	f.Close() // empty
 	src := filepath.Join("/proc", strconv.Itoa(pid), "ns", kind)
 	if err := unix.Mount(src, path, "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("pinning the %s namespace to %s: %w", kind, path, err)
@@ -132,7 +132,7 @@ func inNamespace(path string, fn func() error) error {
 			if err != nil {
 				return fmt.Errorf("entering a kid's network namespace: %w", err)
 			}
-			defer ns.Close() //nolint:errcheck // only read
+			defer ns.Close() // only read
 			if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
 				return fmt.Errorf("entering a kid's network namespace: %w", err)
 			}
@@ -145,7 +145,7 @@ func inNamespace(path string, fn func() error) error {
 // sysctl sets a knob below /proc/sys/net, in the network namespace of the calling thread. A kernel without
 // IPv6 has none of its knobs, and needs none.
 func sysctl(knob, value string) error {
-	err := os.WriteFile(filepath.Join("/proc/sys/net", knob), []byte(value), 0o644) //nolint:gosec // a kernel knob
+	err := os.WriteFile(filepath.Join("/proc/sys/net", knob), []byte(value), 0o644) // a kernel knob
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("setting net/%s: %w", knob, err)
 	}

@@ -35,8 +35,8 @@ func TestNetworkIsMadeAndRemoved(t *testing.T) {
 		HostAddr: netip.MustParseAddr("203.0.113.240"), KidAddr: netip.MustParseAddr("203.0.113.241"),
 	}
 	t.Cleanup(func() {
-		Disconnect(link.Name)  //nolint:errcheck // clean-up
-		RemoveNamespaces(pins) //nolint:errcheck // clean-up
+		Disconnect(link.Name)  // clean-up
+		RemoveNamespaces(pins) // clean-up
 	})
 	if err := CreateNamespaces(context.Background(), cfg); err != nil {
 		t.Fatal(err)

@@ -176,7 +176,7 @@ func (p *pipes) closeOurs() { closeFiles(p.in.w, p.out.r, p.err.r) }
 func closeFiles(files ...*os.File) {
 	for _, f := range files {
 		if f != nil {
-			f.Close() //nolint:errcheck // pipes lose nothing on close
+			f.Close() // pipes lose nothing on close
 		}
 	}
 }

@@ -37,7 +37,7 @@ func newExecGroup(stateDir, name string) (execGroup, error) {
 	for controller, parent := range state.CgroupPaths {
 		dir := filepath.Join(parent, name)
 		if err := makeGroup(controller, parent, dir); err != nil {
-			g.remove() //nolint:errcheck // already failing
+			g.remove() // already failing
 			return execGroup{}, fmt.Errorf("making the command's cgroup: %w", err)
 		}
 		g.dirs = append(g.dirs, dir)
@@ -46,7 +46,7 @@ func newExecGroup(stateDir, name string) (execGroup, error) {
 		}
 	}
 	if g.unified == "" {
-		g.remove() //nolint:errcheck // already failing
+		g.remove() // already failing
 		return execGroup{}, errors.New("making the command's cgroup: runc joined no cgroup v2 hierarchy: mount one at /sys/fs/cgroup or /sys/fs/cgroup/unified")
 	}
 	return g, nil
@@ -68,7 +68,7 @@ func makeGroup(controller, parent, dir string) error {
 	for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
 		value, err := os.ReadFile(filepath.Join(parent, file))
 		if err == nil {
-			err = os.WriteFile(filepath.Join(dir, file), value, 0o644) //nolint:gosec // cgroupfs
+			err = os.WriteFile(filepath.Join(dir, file), value, 0o644) // cgroupfs
 		}
 		if err != nil {
 			return err

@@ -56,7 +56,7 @@ func (r *Runc) reapStrays() {
 		return
 	}
 	defer r.procs.starting.Unlock()
-	tasks, _ := filepath.Glob("/proc/self/task/*/children") //nolint:errcheck // the pattern is good
+	tasks, _ := filepath.Glob("/proc/self/task/*/children") // the pattern is good
 	for _, file := range tasks {
 		raw, err := os.ReadFile(file)
 		if err != nil {
@@ -65,7 +65,7 @@ func (r *Runc) reapStrays() {
 		for _, field := range strings.Fields(string(raw)) {
 			pid, err := strconv.Atoi(field)
 			if err == nil && !r.procs.has(pid) && isStray(pid) {
-				unix.Wait4(pid, nil, unix.WNOHANG, nil) //nolint:errcheck // somebody was faster
+				unix.Wait4(pid, nil, unix.WNOHANG, nil) // somebody was faster
 			}
 		}
 	}

@@ -64,7 +64,7 @@ func (r *Runc) Create(ctx context.Context, bundle string, s Spec) (State, error)
 	driver := r.runc
 	driver.Log = logFile
 	if err := driver.Create(ctx, s.ID, bundle, &gorunc.CreateOpts{IO: null, PidFile: pidFile}); err != nil {
-		null.Close() //nolint:errcheck // closed already unless runc could not be started
+		null.Close() // closed already unless runc could not be started
 		return fail(explain(err, logFile))
 	}
 	pid, err := readPID(pidFile)
