@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -186,4 +188,83 @@ func TestStopAll(t *testing.T) {
 		}
 	}
 	box.Spawn(bareCard, nil)
+}
+
+// TestAReleaseAndRestartsBringNothingBack (invariant 6): a kid that only the network layer stopped lives on, and
+// tries. Neither the release of its tag nor the restart of any daemon lets it out again.
+func TestAReleaseAndRestartsBringNothingBack(t *testing.T) {
+	t.Parallel()
+	box := start(t)
+	kid := box.Spawn(card, hostile(t, box))
+	running(t, box, kid.Name, "/bin/bash", "-c", `while :; do
+		if (exec 3<>/dev/tcp/files.vendor.test/80) 2>/dev/null; then echo -n . >>out; fi
+		echo -n . >>tries; sleep 0.02
+	done`)
+	size := func(name string) int64 {
+		info, err := os.Stat(filepath.Join(box.Inst.KidDir(kid.Name), "workspace", name))
+		if err != nil {
+			return 0
+		}
+		return info.Size()
+	}
+	more := func(what, name string, from int64) {
+		t.Helper()
+		box.Until(soon, what, func() error {
+			if n := size(name); n < from+5 {
+				return fmt.Errorf("%d after %d", n, from)
+			}
+			return nil
+		})
+	}
+	more("the kid gets out", "out", 0)
+	rep := box.Stop(wire.StopRequest{Scope: wire.Scope{Kid: kid.Name}, Layers: []wire.Layer{wire.LayerNetwork}})
+	if rep.State != wire.StateObserved {
+		t.Fatalf("report %+v", rep)
+	}
+	more("the kid tries in vain", "tries", size("tries"))
+	out := size("out")
+	check := func(after string) {
+		t.Helper()
+		more("the kid tries after "+after, "tries", size("tries"))
+		if n := size("out"); n != out {
+			t.Fatalf("after %s the kid got out %d times", after, n-out)
+		}
+		if _, err := box.TryExec(t.Context(), kid.Name, wire.ExecRequest{Argv: []string{"/bin/true"}}); control.Status(err) != http.StatusLocked {
+			t.Errorf("exec after %s: %v, want 423", after, err)
+		}
+	}
+	release := wire.ReleaseRequest{Stop: rep.Stop, By: "test", Reason: "test"}
+	if err := box.Client(instance.Killswitchd).Call(t.Context(), http.MethodPost, "/v1/release", release, nil); err != nil {
+		t.Fatal(err)
+	}
+	check("the release")
+	for _, daemon := range instance.Daemons() {
+		box.Kill9(daemon)
+		box.WaitHealthy(daemon)
+		check("the restart of " + daemon)
+	}
+}
+
+// TestStopsAtOnce (S04): several people stop overlapping scopes at the same time. Each gets a whole report and a
+// tag of their own.
+func TestStopsAtOnce(t *testing.T) {
+	t.Parallel()
+	box := start(t)
+	kid := box.Spawn(card, hostile(t, box))
+	orders := []wire.StopRequest{
+		{Scope: wire.Scope{Kid: kid.Name}, By: "ada", Reason: "odd"}, {Scope: wire.Scope{Kid: kid.Name}, By: "ada", Reason: "odd again"},
+		{Scope: wire.Scope{Kid: kid.Name}, By: "bob", Reason: "odd"}, {Scope: wire.Scope{Card: "e2e"}, By: "eve", Reason: "odd"},
+		{Scope: wire.Scope{All: true}, By: "eve", Reason: "odd"},
+	}
+	reports := make([]wire.StopReport, len(orders))
+	var wg sync.WaitGroup
+	for i := range orders {
+		wg.Go(func() { reports[i] = box.Stop(orders[i]) })
+	}
+	wg.Wait()
+	for i, rep := range reports {
+		if rep.State != wire.StateObserved || rep.Tag == nil || rep.Tag.By != orders[i].By || rep.Tag.Scope != orders[i].Scope {
+			t.Errorf("order %+v: report %+v, tag %+v", orders[i], rep, rep.Tag)
+		}
+	}
 }
