@@ -2,6 +2,7 @@ package bench
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,7 +25,7 @@ func TestEgressFiguresAreProduced(t *testing.T) {
 		bin = filepath.Join(dir, "bin")
 		build(t, bin, "tagout/cmd/...")
 	}
-	const name = "egresssmoke"
+	name := fmt.Sprintf("egt%d", os.Getpid()) // several people may test on one machine
 	tagout := func(args ...string) string {
 		said, err := exec.CommandContext(t.Context(), filepath.Join(bin, "tagout"), append([]string{"--instance", name}, args...)...).CombinedOutput()
 		if err != nil {
@@ -32,6 +33,9 @@ func TestEgressFiguresAreProduced(t *testing.T) {
 		}
 		return string(said)
 	}
+	t.Cleanup(func() { // nothing is there to remove unless the benchmark was cut off
+		exec.Command(filepath.Join(bin, "tagout"), "--instance", name, "cleanup", "--purge").Run()
+	})
 	said := tagout("bench", "egress", "--short", "--bin-dir", bin, "--peers", peers, "--out", out)
 	raw, err := os.ReadFile(filepath.Join(out, "egress.json"))
 	if err != nil {
