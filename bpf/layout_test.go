@@ -66,7 +66,7 @@ func TestHooksHaveNames(t *testing.T) {
 // Go structs and C structs must have the same fields at the same offsets.
 func TestLayoutsMatchBTF(t *testing.T) {
 	for name, goType := range map[string]any{
-		"session": tagoutSession{}, "port_key": tagoutPortKey{}, "proc": tagoutProc{}, "flow_key": tagoutFlowKey{},
+		"session": tagoutSession{}, "port_key": tagoutPortKey{}, "proc": tagoutProc{}, "flow_key": tagoutFlowKey{}, "syn_key": tagoutSynKey{},
 		"tally": tagoutTally{}, "event": tagoutEvent{}, "flood_key": tagoutFloodKey{}, "flood": tagoutFlood{}, "layout_info": tagoutLayoutInfo{},
 	} {
 		var c *btf.Struct
@@ -99,19 +99,20 @@ func TestLayoutsMatchBTF(t *testing.T) {
 
 // Pinned layouts outlive builds. Whoever changes one sees this fail and must raise TAGOUT_LAYOUT with it.
 func TestLayoutIsThatOfItsVersion(t *testing.T) {
-	const want = `2 counters Hash 4 760 1024
-2 events RingBuf 0 0 1048576
-2 floods LRUHash 28 32 8192
-2 flows LRUHash 8 32 65536
-2 kid_cgroups Hash 8 4 1024
-2 kid_links Hash 4 4 1024
-2 layout Array 4 4 1
-2 lost Array 4 8 2
-2 ports Hash 8 1 16384
-2 sessions Hash 4 16 1024
-2 sockets LRUHash 8 32 65536
-2 stop_all Array 4 4 1
-2 stopped Hash 4 8 1024
+	const want = `3 counters Hash 4 760 1024
+3 events RingBuf 0 0 1048576
+3 floods LRUHash 28 32 8192
+3 flows LRUHash 8 32 65536
+3 kid_cgroups Hash 8 4 1024
+3 kid_links Hash 4 4 1024
+3 layout Array 4 4 1
+3 lost Array 4 8 2
+3 ports Hash 8 1 16384
+3 sessions Hash 4 16 1024
+3 sockets LRUHash 8 32 65536
+3 stop_all Array 4 4 1
+3 stopped Hash 4 8 1024
+3 syns LRUHash 8 32 16384
 `
 	var got strings.Builder
 	spec := mustSpec(t)

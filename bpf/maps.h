@@ -11,7 +11,7 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_endian.h>
 
-#define TAGOUT_LAYOUT 2
+#define TAGOUT_LAYOUT 3
 
 #ifndef AF_INET
 #define AF_INET 2
@@ -62,6 +62,12 @@ struct flow_key {
 	__u16 port;  /* host order */
 	__u8 proto;
 	__u8 pad;
+};
+
+/* A SYN, told apart by what no address translation changes. */
+struct syn_key {
+	__be32 addr; /* the kid's */
+	__be32 seq;
 };
 
 enum direction {
@@ -176,6 +182,7 @@ MAP(ports, HASH, struct port_key, __u8, 16384);
 MAP(counters, HASH, __u32, struct tally, 1024); /* by mark; 0 = nobody's */
 MAP(sockets, LRU_HASH, __u64, struct proc, 65536); /* by socket cookie */
 MAP(flows, LRU_HASH, struct flow_key, struct proc, 65536);
+MAP(syns, LRU_HASH, struct syn_key, struct proc, 16384);
 MAP(floods, LRU_HASH, struct flood_key, struct flood, 8192);
 MAP(lost, ARRAY, __u32, __u64, 2); /* events that nobody will read: ring full, over budget */
 

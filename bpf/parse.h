@@ -20,6 +20,7 @@ struct arp4 { /* RFC 826 for IPv4 over Ethernet */
 } __attribute__((packed));
 
 #define IP_FRAGMENT 0x3fff /* more-fragments flag and offset */
+#define TCP_SEQ 4
 #define TCP_FLAGS 13
 #define TCP_SYN 0x02
 #define TCP_ACK 0x10
@@ -40,6 +41,8 @@ __inline_always int parse_ports(struct __sk_buff *skb, __u32 off, struct flow *f
 		if (bpf_skb_load_bytes(skb, off + TCP_FLAGS, &flags, 1))
 			return -1;
 		f->opening = (flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
+		if (f->opening && bpf_skb_load_bytes(skb, off + TCP_SEQ, &f->seq, sizeof(f->seq)))
+			return -1;
 	}
 	return 0;
 }

@@ -161,10 +161,31 @@ __inline_always void self(struct proc *p)
 __inline_always void note_flow(const struct flow *f, const struct proc *p)
 {
 	struct flow_key key = { .addr = f->src[0], .port = f->sport, .proto = f->proto };
+	struct syn_key syn = { .addr = f->src[0], .seq = f->seq };
 
 	if (!p || f->family != AF_INET || (f->proto != IPPROTO_UDP && !f->opening))
 		return;
 	bpf_map_update_elem(&flows, &key, p, BPF_ANY);
+	if (f->opening)
+		bpf_map_update_elem(&syns, &syn, p, BPF_ANY);
+}
+
+/*
+ * note_translated writes the owner down again under the port with which a connection reaches the proxy. Two
+ * connections of a kid from one port to two virtual addresses become two to one address: the firewall's DNAT then
+ * gives the second another source port. The SYN's sequence number stays.
+ */
+__inline_always void note_translated(const struct flow *f)
+{
+	struct flow_key key = { .addr = f->src[0], .port = f->sport, .proto = f->proto };
+	struct syn_key syn = { .addr = f->src[0], .seq = f->seq };
+	struct proc *p;
+
+	if (!f->opening || f->family != AF_INET)
+		return;
+	p = bpf_map_lookup_elem(&syns, &syn);
+	if (p)
+		bpf_map_update_elem(&flows, &key, p, BPF_ANY);
 }
 
 __inline_always struct proc *flow_owner(const struct flow *f)

@@ -296,8 +296,11 @@ __inline_always int daemon_packet(struct __sk_buff *skb, enum hook hook, enum di
 		r = REASON_OK;
 	else
 		r = marked_verdict(&w, &f, dir);
-	if (!r && !w.mark)
+	if (!r && !w.mark) {
+		if (dir == DOWN)
+			note_translated(&f);
 		return ALLOW; /* kid-side traffic is counted where the kid is */
+	}
 	c = counters_of(w.mark);
 	count_packet(c, POINT_UPSTREAM, dir, !r, skb->len);
 	if (r && dir == UP)

@@ -111,6 +111,12 @@ const (
 	tagoutSessionStateSTATE_STOPPED tagoutSessionState = 2
 )
 
+type tagoutSynKey struct {
+	_    structs.HostLayout
+	Addr uint32
+	Seq  uint32
+}
+
 type tagoutTagoutReason uint32
 
 const (
@@ -170,6 +176,7 @@ const (
 	tagoutMapSockets         = "sockets"
 	tagoutMapStopAll         = "stop_all"
 	tagoutMapStopped         = "stopped"
+	tagoutMapSyns            = "syns"
 	tagoutProgTagoutConnect4 = "tagout_connect4"
 	tagoutProgTagoutConnect6 = "tagout_connect6"
 	tagoutProgTagoutDmnDown  = "tagout_dmn_down"
@@ -268,6 +275,7 @@ type tagoutMapSpecs struct {
 	Sockets    *ebpf.MapSpec `ebpf:"sockets"`
 	StopAll    *ebpf.MapSpec `ebpf:"stop_all"`
 	Stopped    *ebpf.MapSpec `ebpf:"stopped"`
+	Syns       *ebpf.MapSpec `ebpf:"syns"`
 }
 
 // tagoutVariableSpecs contains global variables before they are loaded into the kernel.
@@ -322,6 +330,7 @@ type tagoutMaps struct {
 	Sockets    *ebpf.Map `ebpf:"sockets"`
 	StopAll    *ebpf.Map `ebpf:"stop_all"`
 	Stopped    *ebpf.Map `ebpf:"stopped"`
+	Syns       *ebpf.Map `ebpf:"syns"`
 }
 
 func (m *tagoutMaps) Close() error {
@@ -339,6 +348,7 @@ func (m *tagoutMaps) Close() error {
 		m.Sockets,
 		m.StopAll,
 		m.Stopped,
+		m.Syns,
 	)
 }
 

@@ -46,6 +46,7 @@ const enum tagout_reason *unused_reason __attribute__((unused));
 struct flow {
 	__u32 src[4], dst[4];
 	__u16 sport, dport; /* host order */
+	__be32 seq;         /* of a TCP packet that opens */
 	__u8 family;
 	__u8 proto;
 	__u8 opening; /* a TCP SYN without ACK */

@@ -186,6 +186,14 @@ func (w *world) wantRecord(t *testing.T, a attempt) audit.Record {
 	t.Helper()
 	mine := *w.box
 	mine.T = t
+	defer func() {
+		if !t.Failed() {
+			return
+		}
+		for _, r := range w.box.Records(func(r *audit.Record) bool { return r.Kid == w.kid.Name && r.Reason == a.code }) {
+			t.Logf("there is: %s %s %+v by %+v %v", r.Event, r.Outcome, r.Dst, r.Process, r.Fields)
+		}
+	}()
 	rec := mine.WaitRecord(a.name, func(r *audit.Record) bool {
 		return r.Kid == w.kid.Name && r.Outcome == audit.OutcomeDeny && r.Reason == a.code &&
 			r.Process != nil && strings.HasPrefix(r.Process.Comm, a.comm)
