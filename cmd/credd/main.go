@@ -8,10 +8,8 @@ import (
 	"os"
 	"strings"
 	"sync"
-	"time"
 
-	"golang.org/x/sys/unix"
-
+	"tagout/internal/bootclock"
 	"tagout/internal/control"
 	"tagout/internal/credential"
 	"tagout/internal/daemon"
@@ -44,7 +42,7 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 		Peers: credential.Peers{
 			Root: 0, Proxy: d.Inst.UID(instance.Proxy), Killswitchd: d.Inst.UID(instance.Killswitchd), Group: d.Inst.GroupID(),
 		},
-		Audit: d.Audit, Metrics: metrics.NewCredd(d.Metrics), Log: d.Log, Boottime: boottime,
+		Audit: d.Audit, Metrics: metrics.NewCredd(d.Metrics), Log: d.Log, Boottime: bootclock.Now,
 	})
 	if err != nil {
 		return err
@@ -59,12 +57,4 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 	stop()
 	wg.Wait()
 	return err
-}
-
-func boottime() time.Duration {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
-		panic("reading CLOCK_BOOTTIME: " + err.Error()) // never refused on Linux
-	}
-	return time.Duration(ts.Nano())
 }

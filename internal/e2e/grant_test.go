@@ -124,6 +124,9 @@ func TestANewPolicyCutsWhatItNoLongerAllows(t *testing.T) {
 	if _, err := set(strings.Replace(card, "protocol: tcp", "protocol: tpc", 1)); control.Status(err) != http.StatusUnprocessableEntity {
 		t.Errorf("a bad card: %v", err)
 	}
+	box.WaitRecord("the refused policy", func(r *audit.Record) bool {
+		return r.Kid == kid.Name && r.Event == audit.EventPolicyChanged && r.Outcome == audit.OutcomeFail && strings.Contains(r.Detail, "the old policy stays")
+	})
 	noFiles := strings.Replace(card, "    - host: files.vendor.test\n      ports: [80]\n      protocol: http\n", "", 1)
 	if reply, err := set(noFiles); err != nil || reply.Cut != 0 || reply.Generation != 2 {
 		t.Fatalf("taking a host away that nobody uses: %+v, %v", reply, err)

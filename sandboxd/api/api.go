@@ -21,6 +21,7 @@ type Kids interface {
 	Get(ctx context.Context, name string) (wire.Kid, error)
 	List(ctx context.Context) []wire.Kid
 	ChangePolicy(ctx context.Context, name string, c kids.EgressChange) (wire.PolicyReply, error)
+	PolicyRefused(name, actor, by string, why error)
 	Grant(ctx context.Context, name, actor string, r wire.GrantRequest) (wire.Grant, error)
 	Ungrant(ctx context.Context, name, id, actor, by, why string) error
 	Grants(name string) ([]wire.Grant, error)

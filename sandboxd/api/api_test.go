@@ -28,6 +28,7 @@ type fakeKids struct {
 	change  func(name string, c kids.EgressChange) (wire.PolicyReply, error)
 	grant   func(name, actor string, r wire.GrantRequest) (wire.Grant, error)
 	ungrant func(name, id, actor, by, why string) error
+	refused func(name, by string)
 }
 
 func (f fakeKids) Spawn(ctx context.Context, r kids.Request) (wire.Kid, error) {
@@ -49,8 +50,9 @@ func (f fakeKids) Grant(_ context.Context, name, actor string, r wire.GrantReque
 func (f fakeKids) Ungrant(_ context.Context, name, id, actor, by, why string) error {
 	return f.ungrant(name, id, actor, by, why)
 }
-func (f fakeKids) Grants(string) ([]wire.Grant, error) { return []wire.Grant{}, nil }
-func (f fakeKids) List(ctx context.Context) []wire.Kid { return f.list(ctx) }
+func (f fakeKids) PolicyRefused(name, _, by string, _ error) { f.refused(name, by) }
+func (f fakeKids) Grants(string) ([]wire.Grant, error)       { return []wire.Grant{}, nil }
+func (f fakeKids) List(ctx context.Context) []wire.Kid       { return f.list(ctx) }
 
 // serve serves k on a unix socket and returns a client for it.
 func serve(t *testing.T, k Kids, plan Planner) *control.Client {
@@ -177,6 +179,8 @@ func TestOnlyWhoMayOpens(t *testing.T) {
 			return nil
 		},
 	}
+	var refused []string
+	k.refused = func(name, by string) { refused = append(refused, name+" "+by) }
 	c := serve(t, k, nil)
 	call := func(method, route string, in any) int {
 		return control.Status(c.Call(t.Context(), method, route, in, nil))
@@ -191,6 +195,9 @@ func TestOnlyWhoMayOpens(t *testing.T) {
 	}
 	if s := call("PUT", "/v1/kids/k/policy", wire.PolicyRequest{By: "ada"}); s != http.StatusUnprocessableEntity {
 		t.Errorf("an unreadable card: %d", s)
+	}
+	if len(refused) != 1 || refused[0] != "k ada" {
+		t.Errorf("an unreadable card was recorded as %v", refused)
 	}
 	if len(calls) != 0 {
 		t.Fatalf("reached: %v", calls)

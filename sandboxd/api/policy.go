@@ -15,6 +15,7 @@ func (s server) changePolicy(w http.ResponseWriter, r *http.Request) {
 	}
 	change, err := s.planEgress(req)
 	if err != nil {
+		s.kids.PolicyRefused(r.PathValue("kid"), actor(r), req.By, err)
 		control.Refuse(w, http.StatusUnprocessableEntity, reason.Malformed, "the old policy stays: "+err.Error())
 		return
 	}

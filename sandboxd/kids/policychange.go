@@ -52,6 +52,22 @@ func (m *Manager) ChangePolicy(ctx context.Context, name string, c EgressChange)
 	return reply, err
 }
 
+// PolicyRefused records that somebody tried to change the kid's policy with a card that cannot be read. The old
+// policy stays in force.
+func (m *Manager) PolicyRefused(name, actor, by string, why error) {
+	rec := audit.Record{Event: audit.EventPolicyChanged, Kid: name, Actor: actor, Outcome: audit.OutcomeFail, Reason: reason.Malformed,
+		Detail: "the old policy stays: " + why.Error(), Fields: map[string]string{"by": by}}
+	m.cfg.Log.Error("a new policy cannot be read; the old one stays", "kid", name, "by", by, "error", why)
+	m.mu.Lock()
+	k := m.kids[name]
+	m.mu.Unlock()
+	if k == nil {
+		m.cfg.Audit.Log(rec)
+		return
+	}
+	m.log(k, rec)
+}
+
 // withRunning runs fn while nothing else changes the kid, which must be running and under no tag.
 func (m *Manager) withRunning(ctx context.Context, name string, fn func(k *kid) error) error {
 	m.mu.Lock()
