@@ -51,9 +51,8 @@ func (f *Filter) findName(w http.ResponseWriter, r *http.Request) {
 	if !control.Read(w, r, &q) {
 		return
 	}
-	k := f.sessions.byMark(q.Mark)
+	k := f.marked(w, q.Mark)
 	if k == nil {
-		control.Refuse(w, http.StatusNotFound, reason.UnknownSession, fmt.Sprintf("no session has mark %#x", q.Mark))
 		return
 	}
 	name, ok := k.nameOf(q.Addr)
@@ -70,9 +69,8 @@ func (f *Filter) claimName(w http.ResponseWriter, r *http.Request) {
 	if !control.Read(w, r, &q) {
 		return
 	}
-	k := f.sessions.byMark(q.Mark)
+	k := f.marked(w, q.Mark)
 	if k == nil {
-		control.Refuse(w, http.StatusNotFound, reason.UnknownSession, fmt.Sprintf("no session has mark %#x", q.Mark))
 		return
 	}
 	name, code, err := k.claim(q.Name)
@@ -81,4 +79,13 @@ func (f *Filter) claimName(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	control.Reply(w, wire.Name{Name: name})
+}
+
+// marked returns the session with the mark; where there is none it has answered and returns nil.
+func (f *Filter) marked(w http.ResponseWriter, mark uint32) *kid {
+	k := f.sessions.byMark(mark)
+	if k == nil {
+		control.Refuse(w, http.StatusNotFound, reason.UnknownSession, fmt.Sprintf("no session has mark %#x", mark))
+	}
+	return k
 }

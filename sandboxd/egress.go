@@ -4,10 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
-	"tagout/internal/bootclock"
-	"tagout/internal/card"
 	"tagout/internal/config"
 	"tagout/internal/wire"
 	"tagout/sandboxd/kids"
@@ -16,15 +13,11 @@ import (
 // EgressFromCard reads the card and takes its egress section; rules that expire do so as of now. The rest of
 // the card says what a kid is born with and is not changed any more.
 func EgressFromCard(r wire.PolicyRequest) (kids.EgressChange, error) {
-	file := r.CardFile
-	if file == "" {
-		file = "card"
-	}
-	c, err := card.Parse(file, []byte(r.Card))
+	c, egress, err := readCard(cardName(r.CardFile), r.Card)
 	if err != nil {
 		return kids.EgressChange{}, err
 	}
-	return kids.EgressChange{Card: c.Name, CardHash: c.Hash, CardText: r.Card, Egress: c.EgressAt(time.Now(), bootclock.Now())}, nil
+	return kids.EgressChange{Card: c.Name, CardHash: c.Hash, CardText: r.Card, Egress: egress}, nil
 }
 
 // mayGrant returns the check of who may open something: a person whom the box's configuration gives the role.

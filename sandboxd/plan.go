@@ -19,15 +19,11 @@ import (
 // PlanFromCard reads the request's card and derives the plan from it; rules that expire do so as of now. The
 // error has the line and column of whatever is wrong with the card.
 func PlanFromCard(r wire.SpawnRequest) (kids.Plan, error) {
-	file := r.CardFile
-	if file == "" {
-		file = "card"
-	}
-	c, err := card.Parse(file, []byte(r.Card))
+	file := cardName(r.CardFile)
+	c, egress, err := readCard(file, r.Card)
 	if err != nil {
 		return kids.Plan{}, err
 	}
-	egress := c.EgressAt(time.Now(), bootclock.Now())
 	compiled, err := policy.Compile(egress)
 	if err != nil {
 		return kids.Plan{}, fmt.Errorf("%s: %w", file, err)
@@ -43,6 +39,23 @@ func PlanFromCard(r wire.SpawnRequest) (kids.Plan, error) {
 		Secrets: c.Identity.Scope, Env: c.Env, Stop: c.Stop,
 		Limits: runtime.Limits{PIDs: c.Limits.PIDs, Memory: c.Limits.Memory, CPUs: c.Limits.CPUs, OpenFiles: c.Limits.OpenFiles},
 	}, nil
+}
+
+// cardName is what messages call the card.
+func cardName(file string) string {
+	if file == "" {
+		return "card"
+	}
+	return file
+}
+
+// readCard reads a card and makes the policy to enforce of it: rules that expire do so as of now.
+func readCard(file, text string) (*card.Card, policy.Spec, error) {
+	c, err := card.Parse(file, []byte(text))
+	if err != nil {
+		return nil, policy.Spec{}, err
+	}
+	return c, c.EgressAt(time.Now(), bootclock.Now()), nil
 }
 
 func planInputs(dir string, inputs []card.Input) ([]files.Input, error) {

@@ -13,6 +13,8 @@ import (
 	"strings"
 
 	"filippo.io/age"
+
+	"tagout/internal/atomicfile"
 )
 
 // Credential is the name under which systemd may hand the identity over.
@@ -36,7 +38,7 @@ func (ca *CA) Write(dir, credentials string, uid, gid int) error {
 		}
 		text := []byte("# whoever reads this and ca.key.age can speak for every inspected host\n" + id.String() + "\n")
 		defer clear(text)
-		if err := writeFile(idFile, text, 0o400, uid, gid); err != nil {
+		if err := atomicfile.Write(idFile, text, 0o400, uid, gid); err != nil {
 			return fmt.Errorf("writing the identity: %w", err)
 		}
 	} else if err := os.Remove(idFile); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -51,11 +53,11 @@ func (ca *CA) Write(dir, credentials string, uid, gid int) error {
 	if err != nil {
 		return fmt.Errorf("encrypting the key: %w", err)
 	}
-	if err := writeFile(keyFile, sealed, 0o400, uid, gid); err != nil {
+	if err := atomicfile.Write(keyFile, sealed, 0o400, uid, gid); err != nil {
 		return fmt.Errorf("writing the key: %w", err)
 	}
 	certPEM := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Cert.Raw})
-	if err := writeFile(certFile, certPEM, 0o644, -1, -1); err != nil {
+	if err := atomicfile.Write(certFile, certPEM, 0o644, -1, -1); err != nil {
 		return fmt.Errorf("writing the certificate: %w", err)
 	}
 	return nil
@@ -153,20 +155,4 @@ func parseIdentity(raw []byte, where string) (*age.X25519Identity, error) {
 		return id, nil
 	}
 	return nil, fmt.Errorf("%s is empty", where)
-}
-
-// writeFile writes a file whole or not at all, never readable for anybody else in between. A uid or gid of -1
-// stays what it is.
-func writeFile(file string, data []byte, mode fs.FileMode, uid, gid int) error {
-	tmp, err := os.CreateTemp(filepath.Dir(file), ".new-*") // mode 0600
-	if err != nil {
-		return err
-	}
-	defer os.Remove(tmp.Name()) // gone after the rename
-	_, err = tmp.Write(data)
-	err = errors.Join(err, tmp.Chown(uid, gid), tmp.Chmod(mode), tmp.Sync(), tmp.Close())
-	if err != nil {
-		return err
-	}
-	return os.Rename(tmp.Name(), file)
 }

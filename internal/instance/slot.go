@@ -154,26 +154,6 @@ func (i Instance) Release() error {
 	})
 }
 
-// List returns the instances that have a slot, in slot order.
-func List() ([]Instance, error) {
-	owners, err := slotOwners()
-	if err != nil {
-		return nil, err
-	}
-	var out []Instance
-	for slot, name := range owners {
-		if name == "" {
-			continue
-		}
-		inst, err := New(name, slot)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, inst)
-	}
-	return out, nil
-}
-
 func slotOwners() ([Slots]string, error) {
 	var owners [Slots]string
 	for slot := range owners {

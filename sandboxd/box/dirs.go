@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"syscall"
 
+	"tagout/internal/atomicfile"
 	"tagout/internal/instance"
 )
 
@@ -129,24 +130,9 @@ func writeConfig(_ context.Context, j *job) error {
 	case err != nil:
 		return err
 	default:
-		j.undo = append(j.undo, func(context.Context) error { return writeFile(file, old, 0o640, 0, j.inst.GroupID()) })
+		j.undo = append(j.undo, func(context.Context) error { return atomicfile.Write(file, old, 0o640, 0, j.inst.GroupID()) })
 	}
-	return writeFile(file, j.cfg, 0o640, 0, j.inst.GroupID())
-}
-
-// writeFile writes a file whole or not at all, never readable for anybody else in between.
-func writeFile(file string, data []byte, mode fs.FileMode, uid, gid int) error {
-	tmp, err := os.CreateTemp(filepath.Dir(file), ".new-*") // mode 0600
-	if err != nil {
-		return err
-	}
-	defer os.Remove(tmp.Name()) // gone after the rename
-	_, err = tmp.Write(data)
-	err = errors.Join(err, tmp.Chown(uid, gid), tmp.Chmod(mode), tmp.Sync(), tmp.Close())
-	if err != nil {
-		return err
-	}
-	return os.Rename(tmp.Name(), file)
+	return atomicfile.Write(file, j.cfg, 0o640, 0, j.inst.GroupID())
 }
 
 func removeFile(file string) error {

@@ -76,7 +76,7 @@ func (m *Manager) Run(ctx context.Context) {
 		case <-tick.C:
 		}
 		m.cfg.Runtime.Reap()
-		for _, k := range m.destroying() {
+		for _, k := range m.inState(wire.KidDestroying) {
 			if !k.life.TryLock() {
 				continue // somebody is at it
 			}
@@ -92,12 +92,13 @@ func (m *Manager) Run(ctx context.Context) {
 	}
 }
 
-func (m *Manager) destroying() []*kid {
+// inState returns the kids that are in that state now.
+func (m *Manager) inState(state wire.KidState) []*kid {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var out []*kid
 	for _, k := range m.kids {
-		if k.state == wire.KidDestroying {
+		if k.state == state {
 			out = append(out, k)
 		}
 	}

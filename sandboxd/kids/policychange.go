@@ -158,7 +158,7 @@ func (m *Manager) converge(ctx context.Context, k *kid) (cut int, err error) {
 
 // tend brings policies up to date: grants that ran out are taken out, and what was not taken is pushed again.
 func (m *Manager) tend(ctx context.Context) {
-	for _, k := range m.running() {
+	for _, k := range m.inState(wire.KidRunning) {
 		if !k.life.TryLock() {
 			continue // somebody is at it
 		}
@@ -188,16 +188,4 @@ func (m *Manager) tendKid(ctx context.Context, k *kid) {
 	if err != nil {
 		m.cfg.Log.Error("bringing a kid's policy up to date; trying again", "kid", k.name, "error", err)
 	}
-}
-
-func (m *Manager) running() []*kid {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	var out []*kid
-	for _, k := range m.kids {
-		if k.state == wire.KidRunning {
-			out = append(out, k)
-		}
-	}
-	return out
 }
