@@ -3,6 +3,7 @@ package killswitch
 import (
 	"context"
 	"sync/atomic"
+	"time"
 
 	"tagout/internal/audit"
 )
@@ -15,6 +16,7 @@ const courierLen = 4096
 type courier struct {
 	queue   chan parcel
 	lost    atomic.Uint64
+	at      atomic.Pointer[time.Time] // since when a record is being handed over; nil: none is
 	metrics Metrics
 }
 
@@ -32,13 +34,24 @@ func newCourier(to Recorder, m Metrics) *courier {
 				close(p.done)
 				continue
 			}
+			now := time.Now()
+			c.at.Store(&now)
 			if n := c.lost.Swap(0); n > 0 {
 				to.Log(audit.Record{Event: audit.EventGap, Count: n, Detail: "records of stops were lost while the audit log hung"})
 			}
 			to.Log(p.rec)
+			c.at.Store(nil)
 		}
 	}()
 	return c
+}
+
+// stuck is for how long the recorder has been at one record, 0 where it is at none.
+func (c *courier) stuck() time.Duration {
+	if at := c.at.Load(); at != nil {
+		return time.Since(*at)
+	}
+	return 0
 }
 
 func (c *courier) send(r audit.Record) {

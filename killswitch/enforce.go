@@ -115,6 +115,9 @@ func (s *Switch) currentDocs() []*session.Session {
 func (s *Switch) enforceDeath(t wire.Tag, tg target, occupied map[string]bool) {
 	some, err := s.cfg.Cgroups.Populated(tg.dir)
 	if err == nil && !some {
+		if s.enforce.occupied[tg.dir] {
+			s.tellLate(t, tg)
+		}
 		return
 	}
 	occupied[tg.dir] = true

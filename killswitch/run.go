@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -30,6 +31,9 @@ type run struct {
 	wake   chan struct{} // closed and replaced with every event
 	report *wire.StopReport
 	tag    wire.Tag
+
+	contained bool     // as finish was told
+	degraded  []string // likewise
 }
 
 type pointKey struct {
@@ -127,8 +131,9 @@ func (r *run) done() bool {
 }
 
 // finish makes the report out of the points and tells the followers.
-func (r *run) finish(contained bool) wire.StopReport {
+func (r *run) finish(contained bool, degraded []string) wire.StopReport {
 	r.mu.Lock()
+	r.contained, r.degraded = contained, degraded
 	rep := r.summarise(contained)
 	r.report = &rep
 	e := wire.StopEvent{Stop: r.id, State: rep.State, Elapsed: time.Since(r.from), Final: &rep}
@@ -136,6 +141,9 @@ func (r *run) finish(contained bool) wire.StopReport {
 	r.signal()
 	r.mu.Unlock()
 	rec := r.record(audit.EventStopCompleted, e)
+	if len(degraded) > 0 {
+		rec.Fields["degraded"] = strings.Join(degraded, "; ")
+	}
 	r.s.audit.send(rec)
 	return rep
 }

@@ -9,7 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"tagout/internal/audit"
 	"tagout/internal/wire"
 )
 
@@ -161,33 +160,4 @@ func onlyTimeout(err error) bool {
 		return true
 	}
 	return errors.Is(err, context.DeadlineExceeded)
-}
-
-// lateWatch bounds how long a stop's remainders are watched for the record; enforcement goes on after that.
-const lateWatch = 24 * time.Hour
-
-// watchLate records when a kid that was reported as contained has died after all. Enforcement keeps killing
-// it meanwhile, as long as the tag hangs; a restart ends the watch, not the enforcement.
-func (s *Switch) watchLate(r *run, kid, dir string, ts []target) {
-	ctx, cancel := context.WithTimeout(s.life, lateWatch)
-	defer cancel()
-	for {
-		err := s.cfg.Cgroups.WaitEmpty(ctx, dir)
-		if err == nil {
-			break
-		}
-		select { // looking failed, or Run's time is over
-		case <-ctx.Done():
-			return
-		case <-time.After(rekill):
-		}
-		s.thaw(dir, ts)
-	}
-	took := time.Since(r.from)
-	e := wire.StopEvent{Stop: r.id, Kid: kid, Layer: wire.LayerSession, Point: pointCgroup, State: wire.StateObserved, Elapsed: took,
-		Detail: fmt.Sprintf("the last process is gone, %v after the order", took.Round(time.Millisecond))}
-	s.cfg.Metrics.LayerObserved(string(wire.LayerSession), took)
-	s.cfg.Log.Warn("stop completed late", "stop", r.id, "kid", kid, "took", took)
-	rec := r.record(audit.EventStopCompleted, e)
-	s.audit.send(rec)
 }

@@ -119,7 +119,7 @@ func (s *Switch) begin(o Order, targets []target) *Handle {
 		return s.join(cur, r.tag)
 	}
 	s.running[key] = r
-	s.hanging[r.id] = &hung{tag: r.currentTag(), writing: true}
+	s.hanging[r.id] = &hung{tag: r.currentTag(), run: r, writing: true}
 	s.mu.Unlock()
 	noted := s.note(r.currentTag())
 	go func() {
@@ -158,7 +158,7 @@ func (s *Switch) join(cur *run, tag wire.Tag) *Handle {
 	if cur.tag.By == tag.By {
 		return &Handle{run: cur}
 	}
-	s.hanging[tag.Stop] = &hung{tag: tag, writing: true}
+	s.hanging[tag.Stop] = &hung{tag: tag, run: cur, writing: true}
 	return &Handle{run: cur, own: &tag, put: s.keep(tag, nil)}
 }
 
@@ -192,8 +192,10 @@ func (s *Switch) fire(r *run, targets []target, noted <-chan struct{}) {
 	// time until then. The report waits for it, within a limit.
 	put := s.keep(r.currentTag(), noted)
 	wg.Wait()
+	around := s.lookAround()
 	s.reportTag(r, put)
-	rep := r.finish(s.isContained(r, found.get()))
+	rep := r.finish(s.isContained(r, found.get()), s.degraded(around))
+	s.settle(r, rep.State)
 	s.cfg.Metrics.StopEnded(string(rep.State))
 	for l, lr := range rep.Layers {
 		s.cfg.Metrics.LayerFired(string(l), lr.Fired)

@@ -149,7 +149,7 @@ func (t Timing) fill() Timing {
 	return t
 }
 
-// Config holds what a Switch works with. No field may be nil or empty except KidsFreezer.
+// Config holds what a Switch works with. No field may be nil or empty except KidsFreezer and Around.
 type Config struct {
 	Sessions    Sessions
 	Cgroups     Cgroups
@@ -167,6 +167,7 @@ type Config struct {
 	Sentinel    string // a file whose existence stops everything
 	UID, GID    int    // killswitchd's own uid, and the instance's group
 	Timing      Timing
+	Around      Around
 }
 
 // Switch fires stops and enforces tags. Make it with New and call Run once; everything else is safe for

@@ -12,6 +12,7 @@ import (
 // hung is a tag that hangs, in memory, which is what counts; the disk follows. Switch.mu guards it.
 type hung struct {
 	tag       wire.Tag
+	run       *run // the stop that hung it, or that it joined; nil where a predecessor did
 	kept      bool // on disk
 	writing   bool // a goroutine is putting it there
 	releasing bool // a release is under way: still refuses, is not enforced
@@ -37,13 +38,18 @@ func (s *Switch) keep(t wire.Tag, noted <-chan struct{}) *keeping {
 		}
 		k.err = s.cfg.Tags.Put(t)
 		s.mu.Lock()
+		var r *run
 		if h := s.hanging[t.Stop]; h != nil {
 			h.writing, h.kept = false, k.err == nil
+			r = h.run
 		}
 		n := len(s.hanging)
 		s.mu.Unlock()
 		s.cfg.Metrics.TagsHanging(n)
 		close(k.done)
+		if k.err == nil && r != nil && r.id == t.Stop {
+			s.keptLate(r)
+		}
 	}()
 	return k
 }

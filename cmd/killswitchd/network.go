@@ -91,6 +91,15 @@ func (n *network) look() error {
 	return nil
 }
 
+// lost says what is wrong with where the maps come from. Those that are open work all the same.
+func (n *network) lost() error {
+	var st syscall.Stat_t
+	if err := syscall.Stat(n.pinDir, &st); err != nil {
+		return fmt.Errorf("the BPF filesystem is not what it was: looking at %s: %w", n.pinDir, err)
+	}
+	return nil
+}
+
 func (n *network) close() {
 	if m := n.open.Swap(nil); m != nil {
 		m.Close() // the process ends

@@ -78,7 +78,19 @@ func config(d *daemon.Daemon, layout cgroup.Layout, net *network) killswitch.Con
 		Sentinel:    filepath.Join(d.Inst.RunDir(), sentinelName),
 		UID:         os.Getuid(),
 		GID:         d.Inst.GroupID(),
+		Around:      around(d, layout, net),
 	}
+}
+
+// around is what a stop looks at to tell of it, and does without.
+func around(d *daemon.Daemon, layout cgroup.Layout, net *network) killswitch.Around {
+	a := killswitch.Around{Daemons: map[string]string{}, Audit: d.Audit.Err, Maps: net.lost}
+	for _, name := range instance.Daemons() {
+		if name != d.Name {
+			a.Daemons[name] = layout.V2(d.Inst.DaemonCgroupRel(name))
+		}
+	}
+	return a
 }
 
 // stopSignals makes SIGUSR1 stop everything: it works where no socket does. Only root and this daemon's own

@@ -132,6 +132,9 @@ func (a *app) printStop(r *wire.StopReport) {
 			a.printf("%-10s %-18s fired %s, observed %s %s\n", l, rep.State, rep.Fired.Round(10*time.Microsecond), rep.Observed.Round(10*time.Microsecond), rep.Detail)
 		}
 	}
+	for _, what := range r.Degraded {
+		a.printf("without:   %s\n", what)
+	}
 	a.printf("stop %s is %s, %s; take the tag off with `tagout release %s --by NAME --reason WHY`\n", r.Stop, r.State, count(len(r.Kids), "kid"), r.Stop)
 }
 

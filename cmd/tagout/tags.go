@@ -24,9 +24,13 @@ func (a *app) tagsCommand() *cobra.Command {
 				return a.printJSON(tags)
 			}
 			w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
-			fmt.Fprintln(w, "STOP\tSCOPE\tLAYERS\tBY\tPLACED\tREASON")
+			fmt.Fprintln(w, "STOP\tSCOPE\tLAYERS\tSTATE\tBY\tPLACED\tREASON")
 			for _, t := range tags {
-				fmt.Fprintf(w, "%s\t%s\t%v\t%s\t%s\t%s\n", t.Stop, scopeText(t.Scope), t.Layers, t.By, t.Placed.Format(time.RFC3339), t.Reason)
+				state := string(t.State)
+				if state == "" {
+					state = "-" // under way, or older than this killswitchd
+				}
+				fmt.Fprintf(w, "%s\t%s\t%v\t%s\t%s\t%s\t%s\n", t.Stop, scopeText(t.Scope), t.Layers, state, t.By, t.Placed.Format(time.RFC3339), t.Reason)
 			}
 			return w.Flush()
 		},

@@ -50,6 +50,7 @@ type Logger struct {
 	closed atomic.Bool
 	lost   atomic.Uint64         // records that did not get into the queue, not yet told in a gap record
 	failed atomic.Pointer[error] // why the last write failed; nil where it did not
+	busy   atomic.Int64          // CLOCK_BOOTTIME since when the disk has had a call, 0: it has none
 
 	f    file  // writer goroutine only
 	good int64 // writer goroutine only: length of the file up to the last whole record
@@ -105,13 +106,28 @@ func (l *Logger) Log(r Record) {
 	}
 }
 
-// Err is why the log takes no records at the moment: the last attempt to write failed and none has succeeded since.
-// Records wait meanwhile, as Log says. It is nil where all is well.
+// slow is how long the disk may take for one call before Err tells of it.
+const slow = 250 * time.Millisecond
+
+// Err is why the log takes no records at the moment: the last attempt to write failed and none has succeeded since,
+// or the disk does not come back from a call. Records wait meanwhile, as Log says. It is nil where all is well.
 func (l *Logger) Err() error {
 	if p := l.failed.Load(); p != nil {
 		return *p
 	}
+	if since := l.busy.Load(); since != 0 {
+		if d := bootclock.Now() - time.Duration(since); d > slow {
+			return fmt.Errorf("writing the audit log: the disk has not answered for %v", d.Round(time.Millisecond))
+		}
+	}
 	return nil
+}
+
+// timed does a call to the disk and lets Err know how long it takes.
+func (l *Logger) timed(call func() error) error {
+	l.busy.Store(int64(bootclock.Now()))
+	defer l.busy.Store(0)
+	return call()
 }
 
 // AddSecret makes the logger replace value, and its usual encodings, in every record from now on.
@@ -178,7 +194,7 @@ func (l *Logger) write() {
 				reply <- errors.New("syncing the audit log: it was closed while the disk refused")
 				return
 			}
-			reply <- l.f.Sync()
+			reply <- l.timed(l.f.Sync)
 		case <-l.stop:
 			for more := true; more; more = len(l.queue) > 0 {
 				l.drain(&batch)
@@ -244,7 +260,8 @@ func (l *Logger) appendOnce(batch *bytes.Buffer) error {
 	if batch.Len() == 0 {
 		return nil
 	}
-	n, err := l.f.Write(batch.Bytes())
+	n := 0
+	err := l.timed(func() (err error) { n, err = l.f.Write(batch.Bytes()); return err })
 	if err != nil {
 		if n > 0 {
 			err = errors.Join(err, l.f.Truncate(l.good))

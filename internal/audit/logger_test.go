@@ -292,3 +292,36 @@ func BenchmarkLog(b *testing.B) {
 		l.Log(Record{Event: EventLookup, Kid: "k", Outcome: OutcomeDeny, Dst: &Dst{Name: "api.vendor.test", Port: 443}})
 	}
 }
+
+// TestErrTellsOfADiskThatHangs: a call that does not come back is no success.
+func TestErrTellsOfADiskThatHangs(t *testing.T) {
+	begun, letGo := make(chan struct{}), make(chan struct{})
+	l := newLogger(hangingFile{begun, letGo}, 0, "i", "d")
+	if err := l.Err(); err != nil {
+		t.Errorf("at rest: %v", err)
+	}
+	l.Log(Record{Event: EventGap})
+	<-begun
+	deadline := time.Now().Add(time.Minute)
+	for l.Err() == nil && time.Now().Before(deadline) {
+		time.Sleep(time.Millisecond) // between looks at a condition
+	}
+	if err := l.Err(); err == nil || !strings.Contains(err.Error(), "has not answered for") {
+		t.Errorf("while the disk hangs: %v", err)
+	}
+	close(letGo)
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := l.Err(); err != nil {
+		t.Errorf("after it came back: %v", err)
+	}
+}
+
+// hangingFile takes a write and does not come back from it until it is let go.
+type hangingFile struct{ begun, letGo chan struct{} }
+
+func (f hangingFile) Write(p []byte) (int, error) { close(f.begun); <-f.letGo; return len(p), nil }
+func (hangingFile) Sync() error                   { return nil }
+func (hangingFile) Truncate(int64) error          { return nil }
+func (hangingFile) Close() error                  { return nil }

@@ -174,6 +174,8 @@ type StopReport struct {
 	Kids   []string              `json:"kids"`
 	Layers map[Layer]LayerReport `json:"layers"`
 	Tag    *Tag                  `json:"tag,omitempty"`
+	// Degraded names what was broken around the stop, and that it did without: a log, a daemon, a filesystem.
+	Degraded []string `json:"degraded,omitempty"`
 }
 
 // LayerReport sums one layer up over all kids and points.
@@ -195,6 +197,7 @@ type Tag struct {
 	Reason     string    `json:"reason"`
 	Cause      string    `json:"cause"`
 	Placed     time.Time `json:"placed"`
+	State      State     `json:"state,omitempty"` // of its stop by now; "": under way, or given before killswitchd started
 	Released   time.Time `json:"released,omitzero"`
 	ReleasedBy string    `json:"released_by,omitempty"`
 }
