@@ -210,7 +210,7 @@ func readDuration(v yamlx.Value, key string, preset, least, most time.Duration) 
 	}
 	d, err := time.ParseDuration(s)
 	if err != nil || d < least || d > most {
-		v.Refuse(fmt.Sprintf("write a time from %v to %v, such as `%v`", least, most, preset), "%s is %s", key, yamlx.Quote(s))
+		v.Refuse(fmt.Sprintf("write a time from %v to %v, such as `%v`", least, most, max(preset, least)), "%s is %s", key, yamlx.Quote(s))
 	}
 	return d
 }

@@ -41,6 +41,7 @@ type Box struct {
 	Authorities   []Authority       // each name once
 	DenySecrets   []string          // vault names (path.Match globs) that can never be granted, beside payment_*
 	KidLimits     KidLimits
+	Proof         Proof
 }
 
 // Authority is a named person who may give orders.
@@ -82,6 +83,7 @@ type boxFile struct {
 	Authorities   []Authority       `yaml:"authorities,omitempty"`
 	DenySecrets   []string          `yaml:"denySecrets,omitempty"`
 	KidLimits     KidLimits         `yaml:"kidLimits,omitempty"`
+	Proof         *proofFile        `yaml:"proof,omitempty"`
 }
 
 // Marshal returns the file that Load reads back. It does not check b.
@@ -89,7 +91,7 @@ func (b *Box) Marshal() ([]byte, error) {
 	f := boxFile{
 		APIVersion: APIVersion, Kind: Kind, UpstreamCAs: b.UpstreamCAs, AlertWebhook: b.AlertWebhook,
 		MetricsListen: b.MetricsListen, Authorities: b.Authorities, DenySecrets: b.DenySecrets,
-		KidLimits: b.KidLimits,
+		KidLimits: b.KidLimits, Proof: b.Proof.file(),
 	}
 	for _, s := range b.Alerts {
 		f.Alerts = append(f.Alerts, s.file())

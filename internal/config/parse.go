@@ -24,6 +24,7 @@ var (
 		{Name: "authorities", Example: `[{name: "Ada Operator", roles: [stop, release]}]`},
 		{Name: "denySecrets", Example: "[root_*]"},
 		{Name: "kidLimits", Example: "{queriesPerSecond: 500}"},
+		{Name: "proof", Example: "{every: 10m}"},
 	}
 	authorityKeys = []yamlx.Key{
 		{Name: "name", Example: `"Ada Operator"`},
@@ -47,6 +48,7 @@ func Parse(file string, data []byte) (*Box, error) {
 		Authorities:   readAuthorities(m.Get("authorities")),
 		DenySecrets:   readGlobs(m.Get("denySecrets")),
 		KidLimits:     readKidLimits(m.Get("kidLimits")),
+		Proof:         readProof(m.Get("proof")),
 	}
 	if err := doc.Err(); err != nil {
 		return nil, err

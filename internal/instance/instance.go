@@ -94,6 +94,9 @@ func (i Instance) RuncRoot() string { return filepath.Join(i.RunDir(), "runc") }
 // BoxConfig is the box's configuration as `tagout setup` installed it.
 func (i Instance) BoxConfig() string { return filepath.Join(i.StateDir(), "box.yaml") }
 
+// ProofFile is the file in the state directory that tells killswitchd how often to prove the stop layers.
+const ProofFile = "proof.json"
+
 // CADir holds the inspection CA: ca.pem is world-readable, the rest belongs to the proxy alone.
 func (i Instance) CADir() string { return filepath.Join(i.StateDir(), "ca") }
 

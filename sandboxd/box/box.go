@@ -24,6 +24,12 @@ type Config interface {
 	Marshal() ([]byte, error)
 }
 
+// Compiler is a Config with parts that a daemon reads as JSON, because it must not know YAML. They lie in the
+// state directory under the names that Compiled gives, readable by the instance's group.
+type Compiler interface {
+	Compiled() (map[string][]byte, error)
+}
+
 // BPF installs and removes the BPF programs of an instance.
 type BPF interface {
 	// Install is idempotent and never leaves the instance open.
@@ -48,10 +54,11 @@ type Boxes struct {
 // job is one Setup.
 type job struct {
 	Boxes
-	inst   instance.Instance
-	layout cgroup.Layout
-	cfg    []byte
-	undo   []func(context.Context) error // of this run, in the order in which things were made
+	inst     instance.Instance
+	layout   cgroup.Layout
+	cfg      []byte
+	compiled map[string][]byte             // file name -> content
+	undo     []func(context.Context) error // of this run, in the order in which things were made
 }
 
 // step is one named part of Setup. do puts on j.undo how to take away what it made, and only that.
@@ -92,6 +99,12 @@ func (b Boxes) Setup(ctx context.Context, name string, cfg Config) (instance.Ins
 	if err != nil {
 		return instance.Instance{}, fmt.Errorf("writing the configuration: %w", err)
 	}
+	var compiled map[string][]byte
+	if c, ok := cfg.(Compiler); ok {
+		if compiled, err = c.Compiled(); err != nil {
+			return instance.Instance{}, fmt.Errorf("writing the configuration: %w", err)
+		}
+	}
 	report := b.Doctor(ctx)
 	if err := ctx.Err(); err != nil { // what was not tried is not what the machine lacks
 		return instance.Instance{}, fmt.Errorf("setting up instance %s: %w", name, err)
@@ -103,7 +116,7 @@ func (b Boxes) Setup(ctx context.Context, name string, cfg Config) (instance.Ins
 	if err != nil {
 		return instance.Instance{}, fmt.Errorf("setting up instance %s: %w", name, err)
 	}
-	j := &job{Boxes: b, layout: layout, cfg: raw}
+	j := &job{Boxes: b, layout: layout, cfg: raw, compiled: compiled}
 	if err := j.claim(name); err != nil {
 		return instance.Instance{}, err
 	}

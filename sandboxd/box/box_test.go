@@ -37,6 +37,10 @@ type rawConfig string
 
 func (c rawConfig) Marshal() ([]byte, error) { return []byte(c), nil }
 
+func (c rawConfig) Compiled() (map[string][]byte, error) {
+	return map[string][]byte{instance.ProofFile: []byte("{}\n")}, nil
+}
+
 func healthy(context.Context) doctor.Report { return doctor.Report{OK: true} }
 
 // boxes returns a Boxes for the test, which removes the instance at its end.
@@ -136,6 +140,7 @@ func TestSetupGivesEachItsOwn(t *testing.T) {
 		{i.CADir() + "/ca.key.age", 0o400, uid(instance.Proxy), gid},
 		{i.CADir() + "/ca.identity", 0o400, uid(instance.Proxy), gid},
 		{i.BoxConfig(), 0o640, 0, gid},
+		{filepath.Join(i.StateDir(), instance.ProofFile), 0o640, 0, gid},
 		{layout(t).V2(i.KidsCgroupRel()) + "/cgroup.kill", 0o200, uid(instance.Killswitchd), gid},
 		{layout(t).V2(i.KidsCgroupRel()) + "/cgroup.freeze", 0o644, uid(instance.Killswitchd), gid},
 		{layout(t).V2(i.DaemonCgroupRel(instance.Credd)) + "/cgroup.kill", 0o200, uid(instance.Killswitchd), gid},

@@ -120,9 +120,23 @@ func (d dir) own() error {
 	})
 }
 
-// writeConfig replaces box.yaml whole. It may hold a webhook's address, so only the instance reads it.
+// writeConfig replaces box.yaml whole, and the files that are compiled out of it. It may hold a webhook's address,
+// so only the instance reads it.
 func writeConfig(_ context.Context, j *job) error {
-	file := j.inst.BoxConfig()
+	files := map[string][]byte{j.inst.BoxConfig(): j.cfg}
+	for name, raw := range j.compiled {
+		files[filepath.Join(j.inst.StateDir(), name)] = raw
+	}
+	for file, raw := range files {
+		if err := j.replace(file, raw); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// replace writes a file of the instance whole, and notes how to take that back.
+func (j *job) replace(file string, raw []byte) error {
 	old, err := os.ReadFile(file)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -132,7 +146,7 @@ func writeConfig(_ context.Context, j *job) error {
 	default:
 		j.undo = append(j.undo, func(context.Context) error { return atomicfile.Write(file, old, 0o640, 0, j.inst.GroupID()) })
 	}
-	return atomicfile.Write(file, j.cfg, 0o640, 0, j.inst.GroupID())
+	return atomicfile.Write(file, raw, 0o640, 0, j.inst.GroupID())
 }
 
 func removeFile(file string) error {
