@@ -44,7 +44,10 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 		Tokens:    proxy.TokensOver(control.NewClient(d.Inst.Socket(instance.Credd))),
 		Processes: processes, Audit: d.Audit, Metrics: metrics.NewProxy(d.Metrics), Log: d.Log,
 		CA: ca, Resolvers: d.Box.Resolvers, Roots: roots,
-		Limits: proxy.Limits{ConnsPerSession: d.Box.KidLimits.Connections, NewConnsPerSecond: d.Box.KidLimits.Opens},
+		Limits: proxy.Limits{
+			ConnsPerSession: d.Box.KidLimits.Connections, NewConnsPerSecond: d.Box.KidLimits.Opens,
+			BufferPerSession: int64(d.Box.KidLimits.Buffered),
+		},
 	})
 	if err != nil {
 		return err

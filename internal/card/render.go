@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"tagout/internal/policy"
+	"tagout/internal/yamlx"
 )
 
 // RenderAllow writes an allow rule as the lines of a card's list entry, without indentation. Reading them gives
@@ -32,7 +33,7 @@ func RenderAllow(r policy.Rule, e Expiry) []string {
 		n   int64
 	}{{"up", r.MaxUp}, {"down", r.MaxDown}} {
 		if l.n > 0 {
-			limits = append(limits, l.way+": "+formatSize(l.n))
+			limits = append(limits, l.way+": "+yamlx.FormatSize(l.n))
 		}
 	}
 	add(len(limits) > 0, "max_bytes: {%s}", strings.Join(limits, ", "))

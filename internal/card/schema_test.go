@@ -150,13 +150,13 @@ func TestSchemaNumbers(t *testing.T) {
 		{at("properties", "limits", "properties", "cpus", "default"), defaultCPUs},
 		{at("$defs", "allow", "properties", "rate", "minimum"), float64(minRate)},
 		{at("$defs", "allow", "properties", "rate", "maximum"), float64(maxRate)},
-		{at("properties", "limits", "properties", "memory", "default"), formatSize(defaultMemory)},
-		{at("properties", "filesystem", "properties", "workspace", "default"), formatSize(defaultWorkspace)},
-		{at("properties", "filesystem", "properties", "tmp", "default"), formatSize(defaultTmp)},
+		{at("properties", "limits", "properties", "memory", "default"), yamlx.FormatSize(defaultMemory)},
+		{at("properties", "filesystem", "properties", "workspace", "default"), yamlx.FormatSize(defaultWorkspace)},
+		{at("properties", "filesystem", "properties", "tmp", "default"), yamlx.FormatSize(defaultTmp)},
 		{at("properties", "name", "pattern"), nameRE.String()},
 		{at("$defs", "secretName", "pattern"), secretRE.String()},
 		{at("$defs", "variable", "pattern"), envRE.String()},
-		{at("$defs", "size", "pattern"), sizeRE.String()},
+		{at("$defs", "size", "pattern"), yamlx.SizePattern},
 		{at("$defs", "input", "properties", "mode", "pattern"), modeRE.String()},
 	} {
 		if c.got != c.want {

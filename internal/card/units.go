@@ -3,9 +3,7 @@ package card
 import (
 	"fmt"
 	"math"
-	"regexp"
 	"strconv"
-	"strings"
 	"time"
 
 	"tagout/internal/yamlx"
@@ -18,43 +16,12 @@ const (
 	gib       = mib << 10
 )
 
-var sizeRE = regexp.MustCompile(`^[0-9]{1,9}(KiB|MiB|GiB)$`)
-
 // readSize reads a number with a binary unit, between low and high bytes; def stands for a missing key.
 func readSize(v yamlx.Value, def, low, high int64) int64 {
-	if !v.Present() {
-		return def
+	if n, ok := v.Size(low, high); ok {
+		return n
 	}
-	s, ok := v.Text()
-	if !ok {
-		return def
-	}
-	m := sizeRE.FindStringSubmatch(s)
-	if m == nil {
-		fix := "write a whole number with KiB, MiB or GiB behind it, such as `64MiB`"
-		if guess := strings.TrimRight(s, "bBiI "); sizeRE.MatchString(guess + "iB") {
-			fix = "write `" + guess + "iB` instead"
-		}
-		v.Refuse(fix, "%s is not a size", yamlx.Quote(s))
-		return def
-	}
-	n, _ := strconv.ParseInt(strings.TrimSuffix(s, m[1]), 10, 64) // at most nine digits
-	n *= map[string]int64{"KiB": kib, "MiB": mib, "GiB": gib}[m[1]]
-	if n < low || n > high {
-		v.Refuse(fmt.Sprintf("write a size from %s to %s", formatSize(low), formatSize(high)), "%s is out of range", s)
-		return def
-	}
-	return n
-}
-
-func formatSize(n int64) string {
-	switch {
-	case n%gib == 0:
-		return strconv.FormatInt(n/gib, 10) + "GiB"
-	case n%mib == 0:
-		return strconv.FormatInt(n/mib, 10) + "MiB"
-	}
-	return strconv.FormatInt(n/kib, 10) + "KiB"
+	return def
 }
 
 // readCount reads a whole number from low to high.

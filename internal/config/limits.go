@@ -4,26 +4,42 @@ import "tagout/internal/yamlx"
 
 // KidLimits bound what one kid may ask of the daemons that all kids share. 0 means the daemon's own default.
 type KidLimits struct {
-	Queries     int `yaml:"queriesPerSecond,omitempty"` // DNS; twice as many at once
-	Connections int `yaml:"connections,omitempty"`      // through the proxy, open at once
-	Opens       int `yaml:"opensPerSecond,omitempty"`   // new connections through the proxy; twice as many at once
+	Queries     int  `yaml:"queriesPerSecond,omitempty"` // DNS; twice as many at once
+	Connections int  `yaml:"connections,omitempty"`      // through the proxy, open at once
+	Opens       int  `yaml:"opensPerSecond,omitempty"`   // new connections through the proxy; twice as many at once
+	Buffered    Size `yaml:"bufferedBytes,omitempty"`    // that the proxy keeps for all of a kid's connections
 }
+
+// Size is a number of bytes, a multiple of 1 KiB. In the file it has a unit: 128MiB.
+type Size int64
+
+// MarshalYAML implements yaml.InterfaceMarshaler.
+func (s Size) MarshalYAML() (any, error) { return yamlx.FormatSize(int64(s)), nil }
 
 var kidLimitKeys = []yamlx.Key{
 	{Name: "queriesPerSecond", Example: "500"},
 	{Name: "connections", Example: "1024"},
 	{Name: "opensPerSecond", Example: "500"},
+	{Name: "bufferedBytes", Example: "128MiB"},
 }
 
 // maxKidLimit is far above what the daemons manage.
 const maxKidLimit = 100_000_000
 
+// Below minBuffered a kid could not have one inspected HTTP/2 connection (3 MiB), above maxBuffered there is no limit.
+const (
+	minBuffered = 4 << 20
+	maxBuffered = 64 << 30
+)
+
 func readKidLimits(v yamlx.Value) KidLimits {
 	m, _ := v.Map(kidLimitKeys...)
+	buffered, _ := m.Get("bufferedBytes").Size(minBuffered, maxBuffered)
 	return KidLimits{
 		Queries:     readKidLimit(m.Get("queriesPerSecond")),
 		Connections: readKidLimit(m.Get("connections")),
 		Opens:       readKidLimit(m.Get("opensPerSecond")),
+		Buffered:    Size(buffered),
 	}
 }
 
