@@ -186,9 +186,10 @@ func globCovers(wide, narrow string) bool {
 	case wide == narrow:
 		return true
 	case !strings.Contains(narrow, "*"):
-		return matchGlob(wide, narrow)
+		return matchGlob(wide, strings.ReplaceAll(narrow, encodedSlash, slashMark))
 	}
-	return open && !strings.Contains(prefix, "*") && strings.HasPrefix(narrow, prefix)
+	rest, ok := strings.CutPrefix(narrow, prefix)
+	return ok && open && !strings.Contains(prefix, "*") && !strings.Contains(rest, encodedSlash)
 }
 
 func checkPorts(ports []uint16) error {

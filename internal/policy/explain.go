@@ -206,13 +206,24 @@ func changes(spec Spec, q Question, d Decision) []string {
 		}
 		return []string{fmt.Sprintf("add %q to `paths` of %s", path, at(d.Rule))}
 	case reason.AmbiguousHTTP:
-		return []string{"send a path that can be read in one way only: " + d.Detail}
+		out := []string{"send a path that can be read in one way only: " + d.Detail}
+		if spelled, ok := spellSlashes(q.Path); ok {
+			out = append(out, fmt.Sprintf("or add %q to `paths` of %s, if the server may take it either way", spelled, at(d.Rule)))
+		}
+		return out
 	case reason.NotTLS:
 		return []string{"use https", "or write `protocol: http` into " + at(d.Rule)}
 	case reason.NotHTTP:
 		return []string{"use http", "or write `protocol: tls` into " + at(d.Rule)}
 	}
 	return nil
+}
+
+// spellSlashes returns the glob for one path that has encoded slashes and is otherwise plain.
+func spellSlashes(raw string) (glob string, ok bool) {
+	path, err := canonical(raw)
+	glob = strings.ReplaceAll(path, slashMark, encodedSlash)
+	return glob, err == nil && glob != path && CheckPathGlob(glob) == nil && !strings.Contains(glob, "*")
 }
 
 // nearMisses names the rules that would match if they were written a little differently.

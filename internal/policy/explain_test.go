@@ -40,6 +40,8 @@ func TestExplain(t *testing.T) {
 		{"TRACE https://api.vendor.test/v1/x", reason.MethodDenied, 3, "-", "-"},
 		{"GET https://api.vendor.test/v1/../x", reason.PathDenied, 3, "without dot segments", "-"},
 		{"GET https://api.vendor.test/v1%2fx", reason.AmbiguousHTTP, 3, "read in one way", "-"},
+		{"GET https://api.vendor.test/v1%2fx", reason.AmbiguousHTTP, 3, `add "/v1%2Fx" to ` + "`paths` of the rule in line 3", "-"},
+		{"GET https://api.vendor.test/v1%2f../x", reason.AmbiguousHTTP, 3, "hidden dot segment", "-"},
 		{"GET http://api.vendor.test:443/v1/x", reason.NotTLS, 3, "use https", "-"},
 		{"GET http://api.vendor.test/v1/x", reason.PortNotAllowed, 0, "add 80 to `ports` of the rule in line 3", "-"},
 		{"GET https://files.vendor.test:80/", reason.NotHTTP, 5, "protocol: tls", "-"},

@@ -20,17 +20,27 @@ func (e *pathError) Error() string { return e.problem }
 
 func ambiguous(problem string) error { return &pathError{reason.AmbiguousHTTP, problem} }
 
+// Encoded slashes. Some servers take them for a slash and some for a byte of the segment, so a star never stands for
+// one, and a path with one passes only where a rule spells it out: then both readings are what the rule says. npm's
+// scoped packages (/@scope%2Fname) need that.
+const (
+	encodedSlash = "%2F"  // in a glob
+	slashMark    = "\x00" // in a canonical path: no other path has this byte
+)
+
 // CheckPathGlob says whether a rule's paths may list glob. A glob begins with a slash and is written
-// decoded. A star at its end stands for anything, slashes included; any other star for a run of characters
-// other than a slash.
+// decoded, but for encoded slashes. A star at its end stands for anything, slashes included; any other star for a
+// run of characters other than a slash. No star stands for an encoded slash.
 func CheckPathGlob(glob string) error {
-	switch {
+	switch plain := strings.ReplaceAll(glob, encodedSlash, ""); {
 	case !strings.HasPrefix(glob, "/"):
 		return fmt.Errorf("path %q does not begin with a slash", cut(glob, 80))
-	case strings.ContainsAny(glob, "?#%"):
-		return fmt.Errorf("path %q contains ?, # or %%: it is compared decoded and without the query", cut(glob, 80))
+	case strings.ContainsAny(plain, "?#"):
+		return fmt.Errorf("path %q contains ? or #: it is compared without the query", cut(glob, 80))
+	case strings.Contains(plain, "%"):
+		return fmt.Errorf("path %q contains a percent sign: it is compared decoded, and only a slash can be spelled, as %s", cut(glob, 80), encodedSlash)
 	}
-	if _, err := Path(glob); err != nil {
+	if _, err := canonical(glob); err != nil {
 		return fmt.Errorf("path %q can never match: %w", cut(glob, 80), err)
 	}
 	return nil
@@ -42,6 +52,18 @@ func CheckPathGlob(glob string) error {
 // control bytes, percent signs that still encode something, bytes that are not UTF-8 (overlong dots).
 // Decoded dot segments written plainly are errors too.
 func Path(raw string) (string, error) {
+	path, err := canonical(raw)
+	if err == nil && strings.Contains(path, slashMark) {
+		return "", errEncodedSlash
+	}
+	return path, err
+}
+
+var errEncodedSlash = ambiguous("the path has an encoded slash")
+
+// canonical is Path for paths with encoded slashes too: slashMark stands for each. They end a segment, as they do
+// for the servers that decode them.
+func canonical(raw string) (string, error) {
 	raw, _, _ = strings.Cut(raw, "?")
 	if !strings.HasPrefix(raw, "/") {
 		return "", ambiguous("the path does not begin with a slash")
@@ -53,9 +75,12 @@ func Path(raw string) (string, error) {
 	if !utf8.ValidString(path) {
 		return "", ambiguous("the path is not UTF-8")
 	}
-	rest := path[1:]
-	for rest != "" {
-		segment, after, more := strings.Cut(rest, "/")
+	for rest := path[1:]; rest != ""; {
+		segment, after := rest, ""
+		end := strings.IndexAny(rest, "/"+slashMark)
+		if end >= 0 {
+			segment, after = rest[:end], rest[end+1:]
+		}
 		if segment == "" {
 			return "", ambiguous("the path has an empty segment")
 		}
@@ -67,14 +92,12 @@ func Path(raw string) (string, error) {
 			}
 			return "", &pathError{reason.PathDenied, "the path has a dot segment"}
 		}
-		if !more {
-			break
-		}
 		rest = after
 	}
 	return path, nil
 }
 
+// decodeOnce decodes percent escapes; those of slashes become slashMark.
 func decodeOnce(raw string) (string, error) {
 	var out strings.Builder
 	out.Grow(len(raw))
@@ -82,14 +105,15 @@ func decodeOnce(raw string) (string, error) {
 		c := raw[i]
 		if c == '%' {
 			v, ok := unhex(raw, i)
-			switch {
-			case !ok:
+			if !ok {
 				return "", ambiguous("the path has a broken percent escape")
-			case v == '/':
-				return "", ambiguous("the path has an encoded slash")
+			}
+			i += 2
+			if v == '/' {
+				out.WriteString(slashMark)
+				continue
 			}
 			c = v
-			i += 2
 		}
 		if c < 0x20 || c == 0x7f || c == ' ' && raw[i] == ' ' {
 			return "", ambiguous("the path has a control byte or a blank")
@@ -128,8 +152,9 @@ func unhex(s string, i int) (byte, bool) {
 	return v, true
 }
 
-// matchGlob says whether a canonical path matches a glob of CheckPathGlob.
+// matchGlob says whether a path of canonical matches a glob of CheckPathGlob.
 func matchGlob(glob, path string) bool {
+	glob = strings.ReplaceAll(glob, encodedSlash, slashMark)
 	prefix, open := strings.CutSuffix(glob, "*")
 	if !open {
 		return matchParts(strings.Split(glob, "*"), path, false)
@@ -137,9 +162,10 @@ func matchGlob(glob, path string) bool {
 	return matchParts(strings.Split(prefix, "*"), path, true)
 }
 
-// matchParts matches literal parts with one star between each two of them; open lets anything follow.
-// It needs no backtracking: taking each part at its first place leaves the most for the rest, except for the
-// last part of a closed glob, which must stand at the end.
+// matchParts matches literal parts with one star between each two of them; open lets anything follow but encoded
+// slashes. It needs no backtracking: taking each part at its first place leaves the most for the rest, except for
+// the last part of a closed glob, which must stand at the end; and a part with a slash of either kind has no second
+// place, since the star in front of it would have to stand for that slash.
 func matchParts(parts []string, path string, open bool) bool {
 	rest, ok := strings.CutPrefix(path, parts[0])
 	if !ok {
@@ -149,15 +175,15 @@ func matchParts(parts []string, path string, open bool) bool {
 		last := i == len(parts)-2
 		if last && !open {
 			gap, ok := strings.CutSuffix(rest, part)
-			return ok && !strings.Contains(gap, "/")
+			return ok && !strings.ContainsAny(gap, "/"+slashMark)
 		}
 		gap, after, found := strings.Cut(rest, part)
-		if !found || strings.Contains(gap, "/") {
+		if !found || strings.ContainsAny(gap, "/"+slashMark) {
 			return false
 		}
 		rest = after
 	}
-	return open || rest == ""
+	return rest == "" || open && !strings.Contains(rest, slashMark)
 }
 
 // CheckMethod says whether a rule may list method: an upper-case token that opens no tunnel and echoes no

@@ -15,7 +15,7 @@ import (
 // came ("*" for OPTIONS *), with or without a query. The caller compares host with the name of the connection.
 // Of the rules for the host and port the first one that takes the request decides; a refusal carries the one
 // that came closest. A rule without paths lets any well-formed path pass, one with paths only what Path can
-// read in one way.
+// read in one way, or what one of them spells out.
 func (p *Policy) Request(host string, port uint16, method, rawPath string) Decision {
 	if p == nil {
 		return deny(reason.PolicyNotLoaded, "")
@@ -72,7 +72,7 @@ func checkPath(rule *Rule, method, rawPath string) error {
 		}
 		return wellFormed(rawPath)
 	}
-	path, err := Path(rawPath)
+	path, err := canonical(rawPath)
 	if err != nil {
 		return err
 	}
@@ -80,6 +80,9 @@ func checkPath(rule *Rule, method, rawPath string) error {
 		if matchGlob(glob, path) {
 			return nil
 		}
+	}
+	if strings.Contains(path, slashMark) {
+		return errEncodedSlash
 	}
 	return &pathError{reason.PathDenied, cut(path, 200)}
 }

@@ -116,16 +116,17 @@ func TestGlob(t *testing.T) {
 	}
 	matched := 0
 	for range 200_000 {
-		glob, path := random("ab/**", 8), random("ab/", 8)
+		glob, path := random("ab/\x00**", 8), random("ab/\x00", 8)
 		source, open := glob, strings.HasSuffix(glob, "*")
 		if open {
 			source = strings.TrimSuffix(glob, "*")
 		}
-		source = "^" + strings.ReplaceAll(regexp.QuoteMeta(source), `\*`, "[^/]*")
+		source = "(?s)^" + strings.ReplaceAll(regexp.QuoteMeta(source), `\*`, "[^/\x00]*")
 		if open {
-			source += ".*"
+			source += "[^\x00]*"
 		}
 		want := regexp.MustCompile(source + "$").MatchString(path)
+		glob = strings.ReplaceAll(glob, slashMark, encodedSlash)
 		if got := matchGlob(glob, path); got != want {
 			t.Fatalf("matchGlob(%q, %q) = %v, want %v", glob, path, got, want)
 		}
@@ -168,6 +169,81 @@ func FuzzPath(f *testing.F) {
 				if _, ok := unhex(path, i); ok {
 					t.Fatalf("Path(%q) = %q decodes once more", raw, path)
 				}
+			}
+		}
+	})
+}
+
+// An encoded slash passes where a glob spells it, and nowhere else. The same without the spelling is in
+// TestRequest's table: refused.
+func TestSpelledSlashes(t *testing.T) {
+	t.Parallel()
+	p := compile(t, Spec{Allow: []Rule{{Host: "npm.vendor.test", Ports: []uint16{80}, Protocol: HTTP,
+		Paths: []string{"/@one%2Fname", "/@all%2F*", "/@some%2F*/-/*", "/plain/*", "/x*y%2Fz*w"}}}})
+	for _, c := range []struct {
+		path string
+		want reason.Code
+	}{
+		{"/@one%2fname", reason.OK}, {"/@one%2Fname?write=true", reason.OK}, {"/%40one%2fname", reason.OK},
+		{"/@all%2fname", reason.OK}, {"/@all%2Fname/-/name-1.tgz", reason.OK}, {"/@some%2fname/-/name-1.tgz", reason.OK},
+		{"/xayabcy%2fzqw", reason.OK}, {"/plain/a/b", reason.OK},
+		{"/@one/name", reason.PathDenied}, {"/@all/name", reason.PathDenied}, // another path
+		{"/@one%2fother", reason.AmbiguousHTTP}, {"/@one%2fname/x", reason.AmbiguousHTTP},
+		{"/@one%2fname%2fx", reason.AmbiguousHTTP}, {"/@all%2fname%2fx", reason.AmbiguousHTTP}, // no star stands for one
+		{"/plain%2fa", reason.AmbiguousHTTP}, {"/plain/a%2fb", reason.AmbiguousHTTP}, {"/@some%2fa%2fb/-/c", reason.AmbiguousHTTP},
+		{"/@all%2f..%2f..%2fadmin", reason.AmbiguousHTTP}, {"/@all%2f../admin", reason.AmbiguousHTTP}, {"/@all%2f..", reason.AmbiguousHTTP},
+		{"/@all%2f%2e%2e", reason.AmbiguousHTTP}, {"/@all%2f.", reason.AmbiguousHTTP}, {"/@all%2f..;x", reason.AmbiguousHTTP},
+		{"/..%2f@all%2fname", reason.AmbiguousHTTP}, {"/@all%2f/admin", reason.AmbiguousHTTP}, {"/@all/%2fname", reason.AmbiguousHTTP},
+		{"/@all%2f%2fadmin", reason.AmbiguousHTTP}, {"/@all%252fname", reason.AmbiguousHTTP}, {"/@all%25%32fname", reason.AmbiguousHTTP},
+		{"/@all%5cname", reason.AmbiguousHTTP}, {"/@all%00name", reason.AmbiguousHTTP}, {"/@all\x00name", reason.AmbiguousHTTP},
+		{"/@all%c0%afname", reason.AmbiguousHTTP},
+	} {
+		check(t, c.path, p.Request("npm.vendor.test", 80, "GET", c.path), c.want)
+	}
+	for glob, ok := range map[string]bool{
+		"/a%2Fb": true, "/a%2F*": true, "/a%2fb": false, "/a%252Fb": false, "/a%2F..": false, "/a%2F/b": false,
+		"/a/%2Fb": false, "/a%2F%2Fb": false, "/%2F": false, "/a%20b": false, "/a\x00b": false, "/a%": false,
+	} {
+		if err := CheckPathGlob(glob); (err == nil) != ok {
+			t.Errorf("CheckPathGlob(%q): %v", glob, err)
+		}
+	}
+	for _, c := range []struct {
+		wide, narrow string
+		want         bool
+	}{
+		{"/a/*", "/a/b%2Fc", false}, {"/a/*", "/a/b%2F*", false}, {"/a%2F*", "/a%2Fb", true}, {"/a%2F*", "/a%2Fb/*", true}, {"/a%2F*", "/a%2Fb%2F*", false},
+	} {
+		if got := globCovers(c.wide, c.narrow); got != c.want {
+			t.Errorf("globCovers(%q, %q) = %v", c.wide, c.narrow, got)
+		}
+	}
+}
+
+// FuzzGlob: whatever a glob lets through, a server that takes encoded slashes for slashes reads something that the
+// glob with plain slashes says, without dot segments and empty ones; one that does not sees as many as the glob has.
+func FuzzGlob(f *testing.F) {
+	for _, s := range [][2]string{
+		{"/@a%2F*", "/@a%2fb"}, {"/@a%2F*", "/@a%2f..%2fb"}, {"/@a%2Fb*", "/@a%2Fb/../c"}, {"/*", "/a%2fb"}, {"/a*%2F*c", "/ab%2F/c"}, {"/v1/*", "/v1/a;b%2f..;c"},
+	} {
+		f.Add(s[0], s[1])
+	}
+	f.Fuzz(func(t *testing.T, glob, raw string) {
+		path, err := canonical(raw)
+		if err != nil || CheckPathGlob(glob) != nil || !matchGlob(glob, path) {
+			return
+		}
+		head, _, _ := strings.Cut(raw, "?")
+		if n := strings.Count(strings.ToUpper(head), "%2F"); n != strings.Count(glob, "%2F") {
+			t.Fatalf("%q lets %q through: %d encoded slashes", glob, raw, n)
+		}
+		decoded := strings.ReplaceAll(path, slashMark, "/")
+		if !matchGlob(strings.ReplaceAll(glob, "%2F", "/"), decoded) {
+			t.Fatalf("%q lets %q through, which a server may read as %q", glob, raw, decoded)
+		}
+		for segment := range strings.SplitSeq(strings.TrimSuffix(decoded[1:], "/"), "/") {
+			if segment == "." || segment == ".." || segment == "" && decoded != "/" {
+				t.Fatalf("%q lets %q through, which has the segment %q", glob, raw, segment)
 			}
 		}
 	})
