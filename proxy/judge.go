@@ -40,7 +40,7 @@ type exchange struct {
 	up      atomic.Int64 // bytes of the bodies
 	down    atomic.Int64
 	broken  error                   // why the answer's body ended early
-	torn    atomic.Bool             // the request's body ended early
+	torn    atomic.Pointer[string]  // how the request's body ended early; nil where it did not
 	ended   atomic.Pointer[refusal] // why it was ended from outside
 
 	mu     sync.Mutex
@@ -336,6 +336,10 @@ func (x *exchange) record() {
 		outcome, code, detail = why.outcome(), why.code, "the answer was cut: "+why.detail
 	case x.broken != nil:
 		detail = "the answer ended early: " + oneLine(x.broken)
+	default:
+		if why := x.fault(); why != nil { // the answer had begun by then, and came to its end
+			outcome, code, detail = why.outcome(), why.code, "after the answer had begun: "+why.detail
+		}
 	}
 	x.c.p.cfg.Metrics.Request(outcome, code)
 	r := x.c.record(audit.EventRequest, outcome, code, detail)
@@ -364,16 +368,37 @@ func (x *exchange) record() {
 // countedBody counts what is read of a request's body, and notices when it ends early.
 type countedBody struct {
 	io.ReadCloser
-	x *exchange
+	x      *exchange
+	closed atomic.Bool // nobody wants the rest
 }
 
 func (b *countedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	b.x.up.Add(int64(n))
-	if errors.Is(err, io.ErrUnexpectedEOF) {
-		b.x.torn.Store(true)
+	if err != nil && !errors.Is(err, io.EOF) && !b.closed.Load() {
+		b.x.tear(err)
 	}
 	return n, err
+}
+
+// Close implements io.Closer.
+func (b *countedBody) Close() error {
+	b.closed.Store(true)
+	return b.ReadCloser.Close()
+}
+
+// tear notes that the kid did not send the body that it announced. With HTTP/1.1 the head checker knows the rest;
+// with HTTP/2 only what the server says, unless Tagout itself ended it.
+func (x *exchange) tear(err error) {
+	how := "the request's body ended early"
+	switch {
+	case errors.Is(err, io.ErrUnexpectedEOF):
+	case x.layer.h2 && x.ended.Load() == nil && x.c.ctx.Err() == nil:
+		how += ": " + oneLine(err)
+	default:
+		return
+	}
+	x.torn.CompareAndSwap(nil, &how)
 }
 
 // fault says what was wrong with the request's body, nil where nothing was.
@@ -383,10 +408,10 @@ func (x *exchange) fault() *refusal {
 			return why
 		}
 	}
-	if !x.torn.Load() {
-		return nil
+	if how := x.torn.Load(); how != nil {
+		return &refusal{code: reason.Malformed, detail: *how}
 	}
-	return &refusal{code: reason.Malformed, detail: "the request's body ended early"}
+	return nil
 }
 
 // webLog takes what the HTTP libraries have to say.
