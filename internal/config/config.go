@@ -7,10 +7,10 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"slices"
 
 	"github.com/goccy/go-yaml"
 
+	"tagout/internal/authority"
 	"tagout/internal/yamlx"
 )
 
@@ -22,10 +22,10 @@ const (
 
 // Roles that an authority can have.
 const (
-	RoleSpawn   = "spawn"
-	RoleGrant   = "grant"
-	RoleStop    = "stop"
-	RoleRelease = "release"
+	RoleSpawn   = authority.RoleSpawn
+	RoleGrant   = authority.RoleGrant
+	RoleStop    = authority.RoleStop
+	RoleRelease = authority.RoleRelease
 )
 
 // Errors is everything that is wrong with a configuration; Parse returns no other error.
@@ -42,20 +42,6 @@ type Box struct {
 	DenySecrets   []string          // vault names (path.Match globs) that can never be granted, beside payment_*
 	KidLimits     KidLimits
 	Proof         Proof
-}
-
-// Authority is a named person who may give orders.
-type Authority struct {
-	Name  string   `yaml:"name"`
-	Roles []string `yaml:"roles"` // of spawn, grant, stop, release; never empty
-}
-
-// May says whether the configuration names somebody with that role. A box without authorities gives no role
-// to anybody.
-func (b *Box) May(name, role string) bool {
-	return slices.ContainsFunc(b.Authorities, func(a Authority) bool {
-		return a.Name == name && slices.Contains(a.Roles, role)
-	})
 }
 
 // Load reads the file at path. The error is an Errors or the file system's.
@@ -80,7 +66,7 @@ type boxFile struct {
 	AlertWebhook  string            `yaml:"alertWebhook,omitempty"`
 	Alerts        []sinkFile        `yaml:"alerts,omitempty"`
 	MetricsListen map[string]string `yaml:"metricsListen,omitempty"`
-	Authorities   []Authority       `yaml:"authorities,omitempty"`
+	Authorities   []authorityFile   `yaml:"authorities,omitempty"`
 	DenySecrets   []string          `yaml:"denySecrets,omitempty"`
 	KidLimits     KidLimits         `yaml:"kidLimits,omitempty"`
 	Proof         *proofFile        `yaml:"proof,omitempty"`
@@ -90,8 +76,11 @@ type boxFile struct {
 func (b *Box) Marshal() ([]byte, error) {
 	f := boxFile{
 		APIVersion: APIVersion, Kind: Kind, UpstreamCAs: b.UpstreamCAs, AlertWebhook: b.AlertWebhook,
-		MetricsListen: b.MetricsListen, Authorities: b.Authorities, DenySecrets: b.DenySecrets,
+		MetricsListen: b.MetricsListen, DenySecrets: b.DenySecrets,
 		KidLimits: b.KidLimits, Proof: b.Proof.file(),
+	}
+	for _, a := range b.Authorities {
+		f.Authorities = append(f.Authorities, a.file())
 	}
 	for _, s := range b.Alerts {
 		f.Alerts = append(f.Alerts, s.file())

@@ -12,6 +12,9 @@ import (
 	"time"
 )
 
+// adaKey is a public key whose private half was thrown away.
+const adaKey = "Ada_Operator+a35edb3e+ASBNc2H2rxVDBl4BE2Q+7HkbkySFfu+e91SknlLf2Jxp"
+
 const minimal = "apiVersion: tagout/v1\nkind: Box\nresolvers: [\"203.0.113.2:53\"]\n"
 
 func TestExample(t *testing.T) {
@@ -25,6 +28,10 @@ func TestExample(t *testing.T) {
 	}
 	if !b.May("Ada Operator", RoleRelease) || !b.May("Night Watch", RoleStop) || b.May("Night Watch", RoleRelease) || b.May("Mallory", RoleStop) {
 		t.Errorf("authorities %+v", b.Authorities)
+	}
+	ends := time.Date(2031, 1, 1, 0, 0, 0, 0, time.UTC) // all of 2030-12-31 is still good
+	if p := b.People(); len(p) != 3 || p[0].Key != adaKey || !p[0].ValidUntil.IsZero() || p[1].Key == "" || !p[1].ValidUntil.Equal(ends) || p[2].Key != "" {
+		t.Errorf("people %+v", p)
 	}
 }
 
@@ -52,7 +59,7 @@ func TestRoundTrip(t *testing.T) {
 			UpstreamCAs:   []string{"/run/practice ca.pem", "/etc/ca: #1.pem"},
 			AlertWebhook:  "http://203.0.113.5:8080/hook?a=b&c={d}",
 			MetricsListen: map[string]string{"proxy": "127.0.0.1:9101", "credd": "[::1]:9103"},
-			Authorities:   []Authority{{"Ada Operator", []string{"spawn", "stop"}}, {"null", []string{"release"}}, {"1234", []string{"grant"}}, {"yes", []string{"stop"}}},
+			Authorities:   []Authority{{Name: "Ada Operator", Roles: []string{"spawn", "stop"}, Key: adaKey, ValidUntil: time.Date(2031, 1, 1, 0, 0, 0, 0, time.UTC)}, {Name: "null", Roles: []string{"release"}}, {Name: "1234", Roles: []string{"grant"}}, {Name: "yes", Roles: []string{"stop"}}},
 			DenySecrets:   []string{"*", "root_*", "[a-c]?"},
 			Alerts: []Sink{
 				{"ops", SinkWebhook, "https://alerts.example.com/t?a={b}", "/etc/tagout/key #1", time.Second, time.Minute, 16},
@@ -102,6 +109,11 @@ func TestRefused(t *testing.T) {
 		"no roles":             {"authorities: [{name: Ada, roles: []}]", "the list of roles is empty"},
 		"no name":              {"authorities: [{roles: [stop]}]", "name is missing in entry 1 of authorities"},
 		"same name":            {"authorities: [{name: Ada, roles: [stop]}, {name: Ada, roles: [grant]}]", "put all roles into one entry"},
+		"no key":               {"authorities: [{name: Ada, roles: [stop], key: hunter2}]", "4:47: the key cannot be used: this is no key as `tagout key new` prints it: write what `tagout key new` printed for this person"},
+		"private key":          {"authorities: [{name: Ada, roles: [stop], key: PRIVATE+KEY+hunter2}]", "this is the private key"},
+		"another's key":        {"authorities: [{name: Ada, roles: [stop], key: " + adaKey + "}]", "this key was made for Ada_Operator"},
+		"one key, two people":  {"authorities: [{name: Ada Operator, roles: [stop], key: " + adaKey + "}, {name: Ada_Operator, roles: [release], key: " + adaKey + "}]", "\"Ada Operator\" has this key already"},
+		"end":                  {"authorities: [{name: Ada, roles: [stop], validUntil: soon}]", "\"soon\" is not a date: write a day, such as `2030-12-31`"},
 		"bad pattern":          {"denySecrets: [\"[\"]", "\"[\" is not a pattern"},
 		"alert without name":   {"alerts: [{webhook: \"https://a.example/\"}]", "4:10: name is missing in entry 1 of alerts"},
 		"alert name":           {"alerts: [{name: Ops, webhook: \"https://a.example/\"}]", "4:17: \"Ops\" cannot name a receiver"},

@@ -26,11 +26,6 @@ var (
 		{Name: "kidLimits", Example: "{queriesPerSecond: 500}"},
 		{Name: "proof", Example: "{every: 10m}"},
 	}
-	authorityKeys = []yamlx.Key{
-		{Name: "name", Example: `"Ada Operator"`},
-		{Name: "roles", Example: "[stop, release]"},
-	}
-	roles = []string{RoleSpawn, RoleGrant, RoleStop, RoleRelease}
 )
 
 // Parse reads a configuration. file is what messages call it. The error is an Errors.
@@ -154,52 +149,6 @@ func readListen(v yamlx.Value) map[string]string {
 		}
 		taken[ap] = daemon
 		out[daemon] = ap.String()
-	}
-	return out
-}
-
-func readAuthorities(v yamlx.Value) []Authority {
-	var out []Authority
-	for _, entry := range v.List() {
-		m, ok := entry.Map(authorityKeys...)
-		if !ok {
-			continue
-		}
-		a := Authority{Roles: readRoles(m.Need("roles"))}
-		name := m.Need("name")
-		if s, ok := name.Text(); ok {
-			a.Name = s
-			switch {
-			case strings.TrimSpace(s) != s || s == "" || len([]rune(s)) > 64 || strings.IndexFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) >= 0:
-				name.Refuse("write the person's name in 1 to 64 printable characters", "%s cannot name an authority", yamlx.Quote(s))
-			case slices.ContainsFunc(out, func(o Authority) bool { return o.Name == s }):
-				name.Refuse("put all roles into one entry", "%s is in this list already", yamlx.Quote(s))
-			}
-		}
-		out = append(out, a)
-	}
-	return out
-}
-
-func readRoles(v yamlx.Value) []string {
-	var out []string
-	texts := v.Texts()
-	if v.IsList() && len(texts) == 0 {
-		v.Refuse("write at least one of "+strings.Join(roles, ", "), "the list of roles is empty")
-	}
-	for _, at := range texts {
-		switch {
-		case !slices.Contains(roles, at.Text):
-			fix := "write one of " + strings.Join(roles, ", ") + " instead"
-			if near := yamlx.Nearest(at.Text, roles); near != "" {
-				fix = "write `" + near + "` instead"
-			}
-			at.Refuse(fix, "unknown role %s", yamlx.Quote(at.Text))
-		case slices.Contains(out, at.Text):
-			at.Refuse("remove it", "%s is in this list already", at.Text)
-		default:
-			out = append(out, at.Text)
-		}
 	}
 	return out
 }

@@ -82,6 +82,15 @@ func (i Instance) TagDir() string { return filepath.Join(i.StateDir(), "tags") }
 // StopDir holds a note of each stop under way whose tag is not on disk yet; volatile, killswitchd's own.
 func (i Instance) StopDir() string { return filepath.Join(i.RunDir(), "stops") }
 
+// BoxIDFile holds the ULID that `tagout setup` gave the box; orders name it.
+func (i Instance) BoxIDFile() string { return filepath.Join(i.StateDir(), "box.id") }
+
+// AuthorityFile is the list of those who may give orders, as `tagout setup` compiled it; only root writes it.
+func (i Instance) AuthorityFile() string { return filepath.Join(i.StateDir(), "authorities.json") }
+
+// OrderDir remembers which signed orders were used; only killswitchd writes there.
+func (i Instance) OrderDir() string { return filepath.Join(i.StateDir(), "orders") }
+
 // KidDir holds what sandboxd keeps of one kid: its bundle, scratch mounts and etc files.
 func (i Instance) KidDir(kid string) string { return filepath.Join(i.RunDir(), "kids", kid) }
 

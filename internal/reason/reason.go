@@ -62,6 +62,14 @@ const (
 	WildcardLimit   Code = 64 // too many names, or too odd ones, under one wildcard
 	SSLv2           Code = 65 // an SSLv2 hello
 	PolicyChanged   Code = 66 // a newer policy no longer allows the connection
+	OrderInvalid    Code = 67 // an order that cannot be read
+	OrderKey        Code = 68 // an order without a signature that counts here
+	OrderBox        Code = 69 // an order for another box
+	OrderExpired    Code = 70 // an order whose time is over, or has not come
+	OrderReplayed   Code = 71 // an order that was used before
+	OrderRole       Code = 72 // an order from somebody without the role
+	OrderUnsigned   Code = 73 // an order that needs a signature and has none
+	OrderNotKept    Code = 74 // an order whose use cannot be noted on disk
 )
 
 // Info describes a code for people.
@@ -127,6 +135,14 @@ var table = map[Code]Info{
 	WildcardLimit:   {"wildcard-limit", "too many or too unusual names were asked for under a wildcard", "name the hosts in the card one by one"},
 	SSLv2:           {"sslv2", "this is an SSLv2 hello", "use TLS 1.2 or newer"},
 	PolicyChanged:   {"policy-changed", "a newer policy no longer allows this connection", ""},
+	OrderInvalid:    {"order-invalid", "the order cannot be read", "sign it with `tagout stop --key` or `tagout release --key`"},
+	OrderKey:        {"order-key", "no key of the box's authority list signed the order for the person whom it names", "sign it with that person's key"},
+	OrderBox:        {"order-box", "the order is for another box", "sign one for this box"},
+	OrderExpired:    {"order-expired", "the order is out of date, or from the future", "sign a new one; compare the clocks"},
+	OrderReplayed:   {"order-replayed", "the order was used before", "sign a new one"},
+	OrderRole:       {"order-role", "whoever signed the order does not hold the role", "ask somebody who does"},
+	OrderUnsigned:   {"order-unsigned", "the order needs a signature", "sign it with --key"},
+	OrderNotKept:    {"order-not-kept", "that the order was used cannot be noted on disk", "make room on the disk"},
 	Internal:        {"internal", "Tagout could not decide and refused", "see the daemon's log"},
 }
 

@@ -17,7 +17,8 @@
 //	               DELETE /v1/vault/{name}         only uid 0
 //	killswitchd    POST   /v1/stop                 StopRequest -> stream of StopEvent, one JSON a line
 //	               GET    /v1/tags                 []Tag; the group
-//	               POST   /v1/release              ReleaseRequest -> Tag
+//	               POST   /v1/release              ReleaseRequest -> 403: a release is signed
+//	               POST   /v1/order                SignedOrder -> a stop's stream of StopEvent, or a release's Tag
 //	               POST   /v1/clear                Scope -> 200, or 423 with a Problem while a tag hangs on it
 //	               GET    /v1/status               KillStatus
 //	sandboxd       POST   /v1/kids                 SpawnRequest -> Kid
@@ -200,13 +201,31 @@ type Tag struct {
 	State      State     `json:"state,omitempty"` // of its stop by now; "": under way, or given before killswitchd started
 	Released   time.Time `json:"released,omitzero"`
 	ReleasedBy string    `json:"released_by,omitempty"`
+
+	Order     string     `json:"order,omitempty"`     // id of the signed order that placed it; empty: nobody signed
+	Key       string     `json:"key,omitempty"`       // NAME+HASH of the key that signed
+	Approvals []Approval `json:"approvals,omitempty"` // of its release, by people who cannot release it alone
 }
 
-// ReleaseRequest takes a tag off.
+// Approval is one person's signed word that a tag may come off, when it takes two.
+type Approval struct {
+	By     string    `json:"by"`
+	Key    string    `json:"key"`
+	Order  string    `json:"order"`
+	Reason string    `json:"reason"`
+	At     time.Time `json:"at"`
+}
+
+// ReleaseRequest asks to take a tag off without a signature. It is refused, and the refusal says who can do it.
 type ReleaseRequest struct {
 	Stop   string `json:"stop"`
 	By     string `json:"by"`
 	Reason string `json:"reason"`
+}
+
+// SignedOrder carries an order as package authority signs it.
+type SignedOrder struct {
+	Note string `json:"note"`
 }
 
 // KillStatus is killswitchd's view of itself.

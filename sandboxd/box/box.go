@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"os"
 
+	"tagout/internal/authority"
 	"tagout/internal/cgroup"
 	"tagout/internal/doctor"
 	"tagout/internal/instance"
@@ -22,6 +23,7 @@ import (
 // Config is the box's configuration; *config.Box fulfils it.
 type Config interface {
 	Marshal() ([]byte, error)
+	People() []authority.Person
 }
 
 // Compiler is a Config with parts that a daemon reads as JSON, because it must not know YAML. They lie in the
@@ -57,7 +59,8 @@ type job struct {
 	inst     instance.Instance
 	layout   cgroup.Layout
 	cfg      []byte
-	compiled map[string][]byte             // file name -> content
+	compiled map[string][]byte // file name -> content
+	people   []authority.Person
 	undo     []func(context.Context) error // of this run, in the order in which things were made
 }
 
@@ -72,6 +75,7 @@ func steps() []step {
 		{"directories", makeDirs},
 		{"memory for stops", mountStops},
 		{"configuration", writeConfig},
+		{"authorities", writeAuthorities},
 		{"inspection CA", makeCA},
 		{"cgroups", makeCgroups},
 		{"BPF filesystem", mountBPF},
@@ -116,7 +120,7 @@ func (b Boxes) Setup(ctx context.Context, name string, cfg Config) (instance.Ins
 	if err != nil {
 		return instance.Instance{}, fmt.Errorf("setting up instance %s: %w", name, err)
 	}
-	j := &job{Boxes: b, layout: layout, cfg: raw, compiled: compiled}
+	j := &job{Boxes: b, layout: layout, cfg: raw, compiled: compiled, people: cfg.People()}
 	if err := j.claim(name); err != nil {
 		return instance.Instance{}, err
 	}

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tagout/internal/authority"
 	"tagout/internal/cgroup"
 	"tagout/internal/doctor"
 	"tagout/internal/inspectca"
@@ -36,6 +37,7 @@ func (f fakeBPF) Uninstall(i instance.Instance, kids string, daemons []string) e
 type rawConfig string
 
 func (c rawConfig) Marshal() ([]byte, error) { return []byte(c), nil }
+func (rawConfig) People() []authority.Person { return nil }
 
 func (c rawConfig) Compiled() (map[string][]byte, error) {
 	return map[string][]byte{instance.ProofFile: []byte("{}\n")}, nil

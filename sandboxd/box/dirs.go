@@ -39,6 +39,7 @@ func tree(i instance.Instance) []dir {
 		{path: i.StateDir(), mode: 0o755},
 		{path: i.AuditDir(), mode: 0o755},
 		{path: i.TagDir(), mode: 0o750, uid: i.UID(instance.Killswitchd), gid: gid, deep: true},
+		{path: i.OrderDir(), mode: 0o750, uid: i.UID(instance.Killswitchd), gid: gid, deep: true},
 		{path: i.CreddDir(), mode: 0o700, uid: i.UID(instance.Credd), gid: gid, deep: true},
 		{path: i.CADir(), mode: 0o755},
 	}
@@ -128,7 +129,7 @@ func writeConfig(_ context.Context, j *job) error {
 		files[filepath.Join(j.inst.StateDir(), name)] = raw
 	}
 	for file, raw := range files {
-		if err := j.replace(file, raw); err != nil {
+		if err := j.replace(file, raw, 0o640); err != nil {
 			return err
 		}
 	}
@@ -136,7 +137,7 @@ func writeConfig(_ context.Context, j *job) error {
 }
 
 // replace writes a file of the instance whole, and notes how to take that back.
-func (j *job) replace(file string, raw []byte) error {
+func (j *job) replace(file string, raw []byte, mode fs.FileMode) error {
 	old, err := os.ReadFile(file)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -144,9 +145,9 @@ func (j *job) replace(file string, raw []byte) error {
 	case err != nil:
 		return err
 	default:
-		j.undo = append(j.undo, func(context.Context) error { return atomicfile.Write(file, old, 0o640, 0, j.inst.GroupID()) })
+		j.undo = append(j.undo, func(context.Context) error { return atomicfile.Write(file, old, mode, 0, j.inst.GroupID()) })
 	}
-	return atomicfile.Write(file, raw, 0o640, 0, j.inst.GroupID())
+	return atomicfile.Write(file, raw, mode, 0, j.inst.GroupID())
 }
 
 func removeFile(file string) error {

@@ -1,0 +1,154 @@
+package authority
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/oklog/ulid/v2"
+
+	"tagout/internal/reason"
+	"tagout/internal/wire"
+)
+
+// Actions that an order can ask for.
+const (
+	ActionStop    = "stop"
+	ActionRelease = "release"
+)
+
+// ViaFleet says that an order came through a fleet's channel and not from an operator at the box.
+const ViaFleet = "fleet"
+
+const (
+	// Life is how long an order is good for unless its signer says otherwise.
+	Life = 5 * time.Minute
+	// MaxLife is the longest life that an order may have.
+	MaxLife = time.Hour
+	// Skew is how far ahead the signer's clock may be.
+	Skew = time.Minute
+	// MaxNote bounds a signed order's bytes.
+	MaxNote = 16 << 10
+
+	header  = "tagout-order/v1"
+	maxText = 1024 // bytes of a name or reason
+)
+
+// Order is what a person signs. Its times are wall clock, because they were read on another machine; they are
+// whole seconds in UTC.
+type Order struct {
+	Action  string       `json:"action"`
+	Box     string       `json:"box"`              // the id of the only box that may carry it out
+	Scope   wire.Scope   `json:"scope,omitzero"`   // of a stop
+	Layers  []wire.Layer `json:"layers,omitempty"` // of a stop; empty: all three
+	Stop    string       `json:"stop,omitempty"`   // the tag that a release is about
+	By      string       `json:"by"`               // the signer's name on the box's authority list
+	Reason  string       `json:"reason"`
+	ID      string       `json:"id"` // ULID; an order is carried out once
+	Via     string       `json:"via,omitempty"`
+	Issued  time.Time    `json:"issued"`
+	Expires time.Time    `json:"expires"`
+}
+
+// New completes an order: it gets an id of its own and is good from now for life.
+func New(o Order, now time.Time, life time.Duration) Order {
+	o.ID = ulid.MustNew(ulid.Timestamp(now), rand.Reader).String()
+	o.Issued = now.UTC().Truncate(time.Second)
+	o.Expires = o.Issued.Add(life).Truncate(time.Second)
+	return o
+}
+
+// text is what is signed: a line that says what it is, and one line of JSON in the one form that encoding/json
+// gives it.
+func (o Order) text() ([]byte, error) {
+	raw, err := json.Marshal(o)
+	if err != nil {
+		return nil, err
+	}
+	return fmt.Appendf(nil, "%s\n%s\n", header, raw), nil
+}
+
+// parse reads what text wrote and nothing else: a text that says the same in other bytes is not an order.
+func parse(text []byte) (Order, error) {
+	head, rest, ok := bytes.Cut(text, []byte("\n"))
+	if !ok || string(head) != header {
+		return Order{}, refuse(reason.OrderInvalid, "this is no order that this version understands: it does not begin with %s", header)
+	}
+	var o Order
+	if err := json.Unmarshal(rest, &o); err != nil {
+		return Order{}, refuse(reason.OrderInvalid, "the order cannot be read: %v", err)
+	}
+	same, err := o.text()
+	if err != nil || !bytes.Equal(same, text) {
+		return Order{}, refuse(reason.OrderInvalid, "the order is not in its canonical form: make it with `tagout stop --key` or `tagout release --key`")
+	}
+	if err := o.check(); err != nil {
+		return Order{}, err
+	}
+	return o, nil
+}
+
+// check says whether the order can be understood. Who gave it, and whether now, is judged elsewhere.
+func (o Order) check() error {
+	if id, err := ulid.ParseStrict(o.ID); err != nil || id.String() != o.ID {
+		return refuse(reason.OrderInvalid, "the order's id is no ULID")
+	}
+	for what, s := range map[string]string{"name": o.By, "reason": o.Reason} {
+		if !plain(s) {
+			return refuse(reason.OrderInvalid, "the order's %s is empty, longer than %d bytes or holds control characters", what, maxText)
+		}
+	}
+	if o.Via != "" && o.Via != ViaFleet {
+		return refuse(reason.OrderInvalid, "the order came via %q, which is no known way", clip(o.Via))
+	}
+	switch o.Action {
+	case ActionStop:
+		return o.checkStop()
+	case ActionRelease:
+		if o.Scope != (wire.Scope{}) || len(o.Layers) > 0 {
+			return refuse(reason.OrderInvalid, "a release names the tag of a stop, and neither scope nor layers")
+		}
+		if id, err := ulid.ParseStrict(o.Stop); err != nil || id.String() != o.Stop {
+			return refuse(reason.OrderInvalid, "the release does not say of which stop: `tagout tags` lists the tags that hang")
+		}
+		return nil
+	}
+	return refuse(reason.OrderInvalid, "an order cannot ask for %q: only for %s or %s", clip(o.Action), ActionStop, ActionRelease)
+}
+
+func (o Order) checkStop() error {
+	n := 0
+	for _, set := range []bool{o.Scope.Kid != "", o.Scope.Card != "", o.Scope.All} {
+		if set {
+			n++
+		}
+	}
+	if n != 1 || o.Stop != "" {
+		return refuse(reason.OrderInvalid, "the scope of a stop is exactly one of kid, card and all")
+	}
+	for _, l := range o.Layers {
+		if !slices.Contains(wire.AllLayers(), l) {
+			return refuse(reason.OrderInvalid, "no layer is called %q: use session, network or credential", clip(string(l)))
+		}
+	}
+	return nil
+}
+
+// plain says whether a text may be shown to people as it is.
+func plain(s string) bool {
+	return strings.TrimSpace(s) != "" && len(s) <= maxText && utf8.ValidString(s) && strings.IndexFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) < 0
+}
+
+// clip bounds what a message repeats of somebody else's text.
+func clip(s string) string {
+	if r := []rune(s); len(r) > 40 {
+		return string(r[:40]) + "…"
+	}
+	return s
+}
