@@ -104,7 +104,7 @@ func destination(r *audit.Record) string {
 func severity(code reason.Code) string {
 	switch code {
 	case reason.Metadata, reason.RawSocket, reason.SpoofedSource, reason.Fragment, reason.DenyRule, reason.SNIMismatch,
-		reason.HostMismatch, reason.AmbiguousHTTP, reason.PrivateAnswer, reason.TokenScope, reason.SecretDenied, reason.WildcardLimit:
+		reason.HostMismatch, reason.AmbiguousHTTP, reason.PrivateAnswer, reason.TokenScope, reason.SecretDenied, reason.Canary, reason.Tripped, reason.WildcardLimit:
 		return Critical
 	}
 	return Warning

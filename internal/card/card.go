@@ -124,7 +124,7 @@ func (c *Card) read(m yamlx.Map, now time.Time) {
 	c.readEgress(m.Get("egress"), now)
 	c.Filesystem = readFilesystem(m.Get("filesystem"))
 	c.Limits = readLimits(m.Get("limits"))
-	c.Stop = readStop(m.Need("stop"))
+	c.readStop(m.Need("stop"))
 }
 
 func (c *Card) readName(v yamlx.Value) {

@@ -12,7 +12,10 @@ import (
 	"time"
 
 	"tagout/internal/policy"
+	"tagout/internal/reason"
 	"tagout/internal/session"
+	"tagout/internal/trip"
+	"tagout/internal/wire"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")
@@ -237,6 +240,32 @@ var cases = []struct {
 	{"three stars", allowing(`{host: "***.vendor.test", ports: [443], protocol: tls}`), "stars may only", false},
 	{"wildcard over metadata", allowing(`{host: "*.google.internal", ports: [443], protocol: tls}`), "would allow metadata.google.internal", false},
 
+	{"trip rules of every kind", tripping(`{on: denied, over: 20, within: 1m, fires: [network]}, {on: bytesOut, over: 1GiB}, {on: wallTime, over: 2h}, {on: cpuTime, over: 10m},
+  {on: processes, over: 200}, {on: canary}, {on: canary, names: [vault.corp.test, "**.canary.test"]}, {on: tokenMisuse}, {on: exec, paths: [/usr/bin/nmap]},
+  {on: writeOutside}, {on: writeOutside, except: [/dev/shm]}, {on: auditGap, fires: [session, credential]}`), "", false},
+	{"trip on an unknown thing", tripping(`{on: denials, over: 1, within: 1m}`), "no trip rule is about", true},
+	{"trip on nearly a thing", tripping(`{on: cputime, over: 1m}`), "write `cpuTime` instead", true},
+	{"trip on nothing", tripping(`{over: 1}`), "on is missing", true},
+	{"trip without a limit", tripping(`{on: bytesOut}`), "over is missing", true},
+	{"trip without a window", tripping(`{on: denied, over: 1}`), "within is missing", true},
+	{"trip with a window too many", tripping(`{on: processes, over: 1, within: 1m}`), "a rule on processes has no within", true},
+	{"trip with a number of bytes", tripping(`{on: bytesOut, over: 1000}`), "in quotes", true},
+	{"trip in GB", tripping(`{on: bytesOut, over: 1GB}`), "write `1GiB` instead", true},
+	{"trip with a time as a size", tripping(`{on: cpuTime, over: 1GiB}`), "not a duration", true},
+	{"trip at once", tripping(`{on: wallTime, over: 1ms}`), "from 1s to 87600h", false},
+	{"trip on events with a limit", tripping(`{on: canary, over: 1}`), "a rule on canary has no over", true},
+	{"trip that fires nothing", tripping(`{on: canary, fires: []}`), "fire nothing", true},
+	{"trip that fires something else", tripping(`{on: canary, fires: [packets]}`), "no layer is called", true},
+	{"trip that fires twice", tripping(`{on: canary, fires: [network, network]}`), "in this list already", true},
+	{"trip twice", tripping(`{on: canary}, {on: canary, fires: [credential, session, network]}`), "in the list already", false},
+	{"trip on no program", tripping(`{on: exec, paths: []}`), "the list is empty", true},
+	{"trip on a program's name", tripping(`{on: exec, paths: [nmap]}`), "not an absolute path", true},
+	{"trip on a crooked path", tripping(`{on: exec, paths: [/usr/../bin/nmap]}`), "write `/bin/nmap` instead", false},
+	{"trip on a URL", tripping(`{on: canary, names: ["https://vault.test/"]}`), "without scheme", true},
+	{"trip on everything", tripping(`{on: canary, names: ["*"]}`), "every host", true},
+	{"canary that is allowed", tripping(`{on: canary, names: ["*.corp.test"]}`, `{host: a.corp.test, ports: [443], protocol: tls}`), "a.corp.test is a canary here by *.corp.test and allowed in line 7", false},
+	{"canary under an allowed wildcard", tripping(`{on: canary, names: [a.corp.test]}`, `{host: "*.corp.test", ports: [443], protocol: tls}`), "", false},
+
 	{"limits", allowing(`{host: a.test, ports: [443], protocol: tls, max_bytes: {up: 10MiB, down: 1GiB}, rate: 50, expires: 2h}`), "", false},
 	{"one limit", allowing(`{host: a.test, ports: [443], protocol: tls, max_bytes: {up: 1KiB}}`), "", false},
 	{"no limit in max_bytes", allowing(`{host: a.test, ports: [443], protocol: tls, max_bytes: {}}`), "neither up nor down", true},
@@ -430,5 +459,39 @@ func checkLoaded(t *testing.T, c *Card) {
 	}
 	if c.Limits.PIDs < minPIDs || c.Limits.Memory < minMemory || c.Limits.CPUs <= 0 || c.Limits.OpenFiles < minOpenFiles {
 		t.Fatalf("limits %+v", c.Limits)
+	}
+}
+
+// tripping is the minimal card with trip rules, and allow rules.
+func tripping(rules string, allow ...string) string {
+	return strings.Replace(allowing(strings.Join(allow, ", ")), "maxTime: 10s}", "maxTime: 10s, trip: ["+rules+"]}", 1)
+}
+
+// TestTripRules: what a card says arrives in the session's document, and its canaries in the policy.
+func TestTripRules(t *testing.T) {
+	t.Parallel()
+	c, err := Parse("x.yaml", []byte(tripping(`{on: denied, over: 20, within: 1m, fires: [network]}, {on: canary, names: [Vault.Corp.test]}`, `{host: "*.corp.test", ports: [443], protocol: tls}`)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []trip.Rule{
+		{On: trip.Denied, Over: 20, Within: time.Minute, Fires: []wire.Layer{wire.LayerNetwork}},
+		{On: trip.Canary, Names: []string{"vault.corp.test"}, Fires: wire.AllLayers()},
+	}
+	if !reflect.DeepEqual(c.Stop.Trip, want) {
+		t.Errorf("got %+v", c.Stop.Trip)
+	}
+	p, err := policy.Compile(c.EgressAt(time.Now(), 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, d := p.Lookup("vault.corp.test"); d.Reason != reason.Canary {
+		t.Errorf("a canary is looked up: %+v", d)
+	}
+	if d := p.Connect("VAULT.corp.test.", 443); d.Reason != reason.Canary {
+		t.Errorf("a canary is connected to: %+v", d)
+	}
+	if d := p.Connect("api.corp.test", 443); d.Verdict != policy.Allow {
+		t.Errorf("its neighbour: %+v", d)
 	}
 }

@@ -69,5 +69,6 @@ var (
 	stopKeys = []yamlx.Key{
 		{Name: "authority", Example: `"Ada Operator"`},
 		{Name: "maxTime", Example: "60s"},
+		{Name: "trip", Example: "[{on: denied, over: 20, within: 1m, fires: [network]}]"},
 	}
 )

@@ -37,10 +37,13 @@ func readLimits(v yamlx.Value) Limits {
 }
 
 // readStop has no defaults: a kid that nobody may stop in time does not start.
-func readStop(v yamlx.Value) session.Stop {
+func (c *Card) readStop(v yamlx.Value) {
 	m, _ := v.Map(stopKeys...)
-	return session.Stop{
+	rules, canaries := readTrips(m.Get("trip"))
+	c.Stop = session.Stop{
 		Authority: readSentence(m.Need("authority"), 64),
 		MaxTime:   readDuration(m.Need("maxTime"), minStopTime, maxStopTime),
+		Trip:      rules,
 	}
+	c.checkCanaries(canaries)
 }

@@ -1,6 +1,7 @@
 package card
 
 import (
+	"slices"
 	"time"
 
 	"tagout/internal/policy"
@@ -28,10 +29,11 @@ type Expiry struct {
 // a rule whose conversion somebody forgot is gone and not for ever.
 const unconverted = 1
 
-// EgressAt returns the card's policy for a kid that is spawned at wall, when the boot clock shows boot. It is
+// EgressAt returns the card's policy for a kid that is spawned at wall, when the boot clock shows boot; the names
+// that are canaries are among its deny rules. It is
 // the one place where wall time becomes boot time: setting the wall clock later moves no deadline.
 func (c *Card) EgressAt(wall time.Time, boot time.Duration) policy.Spec {
-	spec := policy.Spec{Deny: c.Egress.Deny}
+	spec := policy.Spec{Deny: append(slices.Clip(c.Egress.Deny), Canaries(c.Stop.Trip)...)}
 	for i, r := range c.Egress.Allow {
 		switch e := c.Expiries[i]; {
 		case !e.At.IsZero():

@@ -98,6 +98,7 @@ func TestSchemaKeys(t *testing.T) {
 		"max_bytes":  {def("allow").(map[string]any)["properties"].(map[string]any)["max_bytes"], bytesKeys},
 		"input":      {def("input"), inputKeys},
 		"secret":     {def("secret"), secretKeys},
+		"trip":       {def("trip"), tripKeys},
 	} {
 		object := c.schema.(map[string]any)
 		if object["additionalProperties"] != false {
@@ -149,6 +150,9 @@ func TestSchemaNumbers(t *testing.T) {
 		{at("properties", "limits", "properties", "cpus", "maximum"), maxCPUs},
 		{at("properties", "limits", "properties", "cpus", "default"), defaultCPUs},
 		{at("$defs", "allow", "properties", "rate", "minimum"), float64(minRate)},
+		{at("properties", "stop", "properties", "trip", "maxItems"), float64(maxTrips)},
+		{at("$defs", "paths", "maxItems"), float64(maxTripWords)},
+		{at("$defs", "paths", "items", "pattern"), pathRE.String()},
 		{at("$defs", "allow", "properties", "rate", "maximum"), float64(maxRate)},
 		{at("properties", "limits", "properties", "memory", "default"), yamlx.FormatSize(defaultMemory)},
 		{at("properties", "filesystem", "properties", "workspace", "default"), yamlx.FormatSize(defaultWorkspace)},

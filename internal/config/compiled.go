@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"tagout/internal/instance"
+	"tagout/internal/trip"
 )
 
 // Compiled returns the parts of the configuration that killswitchd reads, as JSON, by the name of the file that
@@ -13,6 +14,7 @@ func (b *Box) Compiled() (map[string][]byte, error) {
 	out := map[string][]byte{}
 	for name, v := range map[string]any{
 		instance.ProofFile: b.Proof.settings(),
+		instance.TripFile:  append([]trip.Rule{}, b.Trip...), // never null: a file without rules says that there are none
 	} {
 		raw, err := json.MarshalIndent(v, "", "  ")
 		if err != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/goccy/go-yaml"
 
 	"tagout/internal/authority"
+	"tagout/internal/trip"
 	"tagout/internal/yamlx"
 )
 
@@ -42,6 +43,7 @@ type Box struct {
 	DenySecrets   []string          // vault names (path.Match globs) that can never be granted, beside payment_*
 	KidLimits     KidLimits
 	Proof         Proof
+	Trip          []trip.Rule // for every kid, beside its card's
 }
 
 // Load reads the file at path. The error is an Errors or the file system's.
@@ -70,6 +72,7 @@ type boxFile struct {
 	DenySecrets   []string          `yaml:"denySecrets,omitempty"`
 	KidLimits     KidLimits         `yaml:"kidLimits,omitempty"`
 	Proof         *proofFile        `yaml:"proof,omitempty"`
+	Trip          []tripFile        `yaml:"trip,omitempty"`
 }
 
 // Marshal returns the file that Load reads back. It does not check b.
@@ -77,7 +80,7 @@ func (b *Box) Marshal() ([]byte, error) {
 	f := boxFile{
 		APIVersion: APIVersion, Kind: Kind, UpstreamCAs: b.UpstreamCAs, AlertWebhook: b.AlertWebhook,
 		MetricsListen: b.MetricsListen, DenySecrets: b.DenySecrets,
-		KidLimits: b.KidLimits, Proof: b.Proof.file(),
+		KidLimits: b.KidLimits, Proof: b.Proof.file(), Trip: tripFiles(b.Trip),
 	}
 	for _, a := range b.Authorities {
 		f.Authorities = append(f.Authorities, a.file())

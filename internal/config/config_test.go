@@ -10,6 +10,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"tagout/internal/trip"
+	"tagout/internal/wire"
 )
 
 // adaKey is a public key whose private half was thrown away.
@@ -156,5 +159,29 @@ func TestRefused(t *testing.T) {
 		if b, err := Parse("box.yaml", []byte(c.file)); err == nil || b != nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: got %+v, %v; want %q", name, b, err, c.want)
 		}
+	}
+}
+
+// TestTripRules: the box's trip rules are read as a card's are, and come back as they were.
+func TestTripRules(t *testing.T) {
+	t.Parallel()
+	b, err := Load("../../deploy/box.example.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(b.Trip) != 5 || b.Trip[0].String() != "wallTime over 24h" || len(b.Trip[2].Names) != 2 {
+		t.Errorf("%+v", b.Trip)
+	}
+	b.Trip = append(b.Trip, trip.Rule{On: trip.BytesOut, Over: 5 << 20, Fires: wire.AllLayers()}, trip.Rule{On: trip.Processes, Fires: wire.AllLayers()})
+	raw, err := b.Marshal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	back, err := Parse("box.yaml", raw)
+	if err != nil || !reflect.DeepEqual(back.Trip, b.Trip) {
+		t.Errorf("%v: got %+v, want %+v", err, back, b.Trip)
+	}
+	if _, err := Parse("box.yaml", []byte(minimal+"trip: [{on: denied, over: 1}]\n")); err == nil || !strings.Contains(err.Error(), "box.yaml:4:8: within is missing") {
+		t.Errorf("half a rule: %v", err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"unicode"
 
+	"tagout/internal/card"
 	"tagout/internal/instance"
 	"tagout/internal/yamlx"
 )
@@ -25,6 +26,7 @@ var (
 		{Name: "denySecrets", Example: "[root_*]"},
 		{Name: "kidLimits", Example: "{queriesPerSecond: 500}"},
 		{Name: "proof", Example: "{every: 10m}"},
+		{Name: "trip", Example: "[{on: auditGap, fires: [network]}]"},
 	}
 )
 
@@ -44,6 +46,7 @@ func Parse(file string, data []byte) (*Box, error) {
 		DenySecrets:   readGlobs(m.Get("denySecrets")),
 		KidLimits:     readKidLimits(m.Get("kidLimits")),
 		Proof:         readProof(m.Get("proof")),
+		Trip:          card.ReadTrips(m.Get("trip")),
 	}
 	if err := doc.Err(); err != nil {
 		return nil, err

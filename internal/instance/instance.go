@@ -106,6 +106,15 @@ func (i Instance) BoxConfig() string { return filepath.Join(i.StateDir(), "box.y
 // ProofFile is the file in the state directory that tells killswitchd how often to prove the stop layers.
 const ProofFile = "proof.json"
 
+// TripFile is the file in the state directory that holds the trip rules of the box's configuration.
+const TripFile = "trips.json"
+
+// TripDir holds what killswitchd remembers of the living sessions' trip rules; volatile, killswitchd's own.
+func (i Instance) TripDir() string { return filepath.Join(i.RunDir(), "trips") }
+
+// WatchFile is where sandboxd says which kids' files and programs it watches; volatile.
+func (i Instance) WatchFile() string { return filepath.Join(i.RunDir(), "watched.json") }
+
 // CADir holds the inspection CA: ca.pem is world-readable, the rest belongs to the proxy alone.
 func (i Instance) CADir() string { return filepath.Join(i.StateDir(), "ca") }
 

@@ -211,6 +211,8 @@ func (p *Policy) addDeny(r DenyRule) error {
 	switch {
 	case (r.Host == "") == !r.Address.IsValid():
 		return errors.New("a deny rule has either a host or an address")
+	case r.Canary && (r.Host == "" || len(r.Ports) > 0):
+		return errors.New("a canary is a host, on all ports")
 	case r.Address.IsValid():
 		prefix, err := unmapPrefix(r.Address)
 		if err != nil {
@@ -224,6 +226,9 @@ func (p *Policy) addDeny(r DenyRule) error {
 		return err
 	}
 	p.deny[span][name] = p.deny[span][name].with(r)
+	if r.Canary {
+		p.canary = append(p.canary, span.String()+name)
+	}
 	return nil
 }
 

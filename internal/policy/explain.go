@@ -184,6 +184,8 @@ func changes(spec Spec, q Question, d Decision) []string {
 	switch d.Reason {
 	case reason.DenyRule:
 		return []string{fmt.Sprintf("take %s:%d out of the deny rule in line %d: a deny rule always wins, and no grant overrides it", q.Host, q.Port, d.DenyLine)}
+	case reason.Canary:
+		return []string{"take " + q.Host + " out of the canary names of the trip rules: a canary is never allowed, and no grant overrides it"}
 	case reason.RawAddress:
 		return []string{"use a host name that a rule allows; a private address that it resolves to belongs under `addresses` of that rule"}
 	case reason.NameNotAllowed, reason.PortNotAllowed:

@@ -14,6 +14,7 @@ import (
 type Policy struct {
 	allow  [spans]map[string]*host  // by the pattern's span and the name behind its stars
 	deny   [spans]map[string]closed // likewise
+	canary []string                 // patterns of hosts, among those that deny closes
 	ranges []denyRange
 	lapsed []Rule // canonical; they open nothing, but a refusal says that they once did
 	ports  []uint16
@@ -94,14 +95,14 @@ func (p *Policy) lookup(name string) Decision {
 			if !closed {
 				return Decision{Verdict: Allow, Rule: h.ports[port][0], Reason: reason.OK}
 			}
-			refused = denyRule(name, line)
+			refused = p.denyHost(name, line)
 		}
 	}
 	if refused.Reason != reason.OK {
 		return refused
 	}
 	if line, closed := p.closed(name, 0); closed {
-		return denyRule(name, line)
+		return p.denyHost(name, line)
 	}
 	if rule := p.lapsedRule(name, 0); rule != nil {
 		return denyBy(rule, reason.Expired, name)
@@ -151,6 +152,14 @@ func (p *Policy) closed(name string, port uint16) (line int, is bool) {
 	return 0, false
 }
 
+// denyHost is the refusal of a canonical name that a deny rule closes.
+func (p *Policy) denyHost(name string, line int) Decision {
+	if slices.ContainsFunc(p.canary, func(pattern string) bool { return Covers(pattern, name) }) {
+		return deny(reason.Canary, name)
+	}
+	return denyRule(name, line)
+}
+
 // lapsedRule returns a rule that would open the port of a canonical name if it had not run out, nil where
 // there is none. Port 0 stands for any.
 func (p *Policy) lapsedRule(name string, port uint16) *Rule {
@@ -187,7 +196,7 @@ func (p *Policy) connect(name string, port uint16) ([]*Rule, Decision) {
 		name = canonical
 	}
 	if line, closed := p.closed(name, port); closed {
-		return nil, denyRule(name, line)
+		return nil, p.denyHost(name, line)
 	}
 	known := false
 	for h := range p.matching(name) {

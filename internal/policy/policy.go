@@ -45,6 +45,7 @@ type Spec struct {
 type DenyRule struct {
 	Host    string       `json:"host,omitempty"`
 	Address netip.Prefix `json:"address,omitzero"`
-	Ports   []uint16     `json:"ports,omitempty"` // empty means all
+	Ports   []uint16     `json:"ports,omitempty"`  // empty means all
+	Canary  bool         `json:"canary,omitempty"` // nobody has a reason to ask for the host: refused with a reason of its own
 	Line    int          `json:"line,omitempty"`
 }

@@ -70,6 +70,8 @@ const (
 	OrderRole       Code = 72 // an order from somebody without the role
 	OrderUnsigned   Code = 73 // an order that needs a signature and has none
 	OrderNotKept    Code = 74 // an order whose use cannot be noted on disk
+	Canary          Code = 75 // a canary name or a canary credential
+	Tripped         Code = 76 // a trip rule stopped the kid
 )
 
 // Info describes a code for people.
@@ -143,6 +145,8 @@ var table = map[Code]Info{
 	OrderRole:       {"order-role", "whoever signed the order does not hold the role", "ask somebody who does"},
 	OrderUnsigned:   {"order-unsigned", "the order needs a signature", "sign it with --key"},
 	OrderNotKept:    {"order-not-kept", "that the order was used cannot be noted on disk", "make room on the disk"},
+	Canary:          {"canary", "this name or credential is a canary: nobody has a reason to use it", "find out how the kid came to it"},
+	Tripped:         {"tripped", "a trip rule stopped the kid", "see the tag: it names the rule, what was measured and the limit"},
 	Internal:        {"internal", "Tagout could not decide and refused", "see the daemon's log"},
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"tagout/internal/policy"
+	"tagout/internal/trip"
 )
 
 // Version is the document version that this build writes and the only one that it reads.
@@ -17,27 +18,28 @@ const Version = 1
 
 // Session is one kid's life from spawn to destroy.
 type Session struct {
-	Version    int         `json:"version"`
-	ID         string      `json:"id"`  // ULID
-	Kid        string      `json:"kid"` // unique among living kids of the instance
-	Purpose    string      `json:"purpose"`
-	Card       string      `json:"card"`              // the card's name
-	CardHash   string      `json:"card_hash"`         // sha256 of the card's bytes, hex
-	Index      int         `json:"index"`             // 1 to instance.MaxKids: address, link and uid range follow from it
-	Mark       uint32      `json:"mark"`              // SO_MARK of the session's upstream sockets
-	Addr       netip.Addr  `json:"addr"`              // the kid's own address
-	HostAddr   netip.Addr  `json:"host_addr"`         // the other end of its /31
-	Link       string      `json:"link"`              // host-side interface
-	NetNS      string      `json:"netns"`             // path of the pinned network namespace
-	Cgroup     string      `json:"cgroup"`            // absolute directory of the kid's cgroup in the v2 hierarchy
-	CgroupID   uint64      `json:"cgroup_id"`         // its inode number, which is its id in BPF
-	Freezer    string      `json:"freezer,omitempty"` // its directory in a v1 freezer hierarchy, on hybrid machines
-	Generation uint64      `json:"generation"`        // grows with every policy change
-	Egress     policy.Spec `json:"egress"`
-	Names      []string    `json:"names,omitempty"`   // exact host names in the order of their virtual addresses; only ever appended to
-	Secrets    []Secret    `json:"secrets,omitempty"` // what the card's identity section asks for
-	Stop       Stop        `json:"stop"`
-	Created    time.Time   `json:"created"`
+	Version    int           `json:"version"`
+	ID         string        `json:"id"`  // ULID
+	Kid        string        `json:"kid"` // unique among living kids of the instance
+	Purpose    string        `json:"purpose"`
+	Card       string        `json:"card"`              // the card's name
+	CardHash   string        `json:"card_hash"`         // sha256 of the card's bytes, hex
+	Index      int           `json:"index"`             // 1 to instance.MaxKids: address, link and uid range follow from it
+	Mark       uint32        `json:"mark"`              // SO_MARK of the session's upstream sockets
+	Addr       netip.Addr    `json:"addr"`              // the kid's own address
+	HostAddr   netip.Addr    `json:"host_addr"`         // the other end of its /31
+	Link       string        `json:"link"`              // host-side interface
+	NetNS      string        `json:"netns"`             // path of the pinned network namespace
+	Cgroup     string        `json:"cgroup"`            // absolute directory of the kid's cgroup in the v2 hierarchy
+	CgroupID   uint64        `json:"cgroup_id"`         // its inode number, which is its id in BPF
+	Freezer    string        `json:"freezer,omitempty"` // its directory in a v1 freezer hierarchy, on hybrid machines
+	Generation uint64        `json:"generation"`        // grows with every policy change
+	Egress     policy.Spec   `json:"egress"`
+	Names      []string      `json:"names,omitempty"`   // exact host names in the order of their virtual addresses; only ever appended to
+	Secrets    []Secret      `json:"secrets,omitempty"` // what the card's identity section asks for
+	Stop       Stop          `json:"stop"`
+	Created    time.Time     `json:"created"`
+	Boot       time.Duration `json:"boot_ns"` // CLOCK_BOOTTIME when it was created: what counts towards deadlines
 }
 
 // Secret is one entry of a card's identity scope. The kid sees a token in Env; its value stays in credd.
@@ -50,6 +52,7 @@ type Secret struct {
 type Stop struct {
 	Authority string        `json:"authority"` // the named person
 	MaxTime   time.Duration `json:"max_time"`  // nanoseconds; the SLA that drills judge against
+	Trip      []trip.Rule   `json:"trip,omitempty"`
 }
 
 // Check says whether the document is whole. Readers refuse a session that fails it.

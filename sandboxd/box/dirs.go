@@ -35,6 +35,7 @@ func tree(i instance.Instance) []dir {
 		{path: run("pid"), mode: 0o755},
 		{path: run("log"), mode: 0o750, gid: gid},
 		{path: i.StopDir(), mode: 0o700, uid: i.UID(instance.Killswitchd), gid: gid, deep: true},
+		{path: i.TripDir(), mode: 0o700, uid: i.UID(instance.Killswitchd), gid: gid, deep: true},
 		{path: i.DNSStateDir(), mode: 0o700, uid: i.UID(instance.DNSFilter), gid: gid, deep: true},
 		{path: i.StateDir(), mode: 0o755},
 		{path: i.AuditDir(), mode: 0o755},
