@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"tagout/internal/instance"
+	"tagout/internal/lease"
 	"tagout/internal/trip"
 )
 
@@ -15,6 +16,7 @@ func (b *Box) Compiled() (map[string][]byte, error) {
 	for name, v := range map[string]any{
 		instance.ProofFile: b.Proof.settings(),
 		instance.TripFile:  append([]trip.Rule{}, b.Trip...), // never null: a file without rules says that there are none
+		lease.Name:         b.Leases.Fill(),
 	} {
 		raw, err := json.MarshalIndent(v, "", "  ")
 		if err != nil {

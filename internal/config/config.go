@@ -11,6 +11,7 @@ import (
 	"github.com/goccy/go-yaml"
 
 	"tagout/internal/authority"
+	"tagout/internal/lease"
 	"tagout/internal/trip"
 	"tagout/internal/yamlx"
 )
@@ -44,6 +45,7 @@ type Box struct {
 	KidLimits     KidLimits
 	Proof         Proof
 	Trip          []trip.Rule // for every kid, beside its card's
+	Leases        lease.Terms // zero: the default
 }
 
 // Load reads the file at path. The error is an Errors or the file system's.
@@ -73,6 +75,7 @@ type boxFile struct {
 	KidLimits     KidLimits         `yaml:"kidLimits,omitempty"`
 	Proof         *proofFile        `yaml:"proof,omitempty"`
 	Trip          []tripFile        `yaml:"trip,omitempty"`
+	Leases        leasesFile        `yaml:"leases,omitempty"`
 }
 
 // Marshal returns the file that Load reads back. It does not check b.
@@ -80,7 +83,7 @@ func (b *Box) Marshal() ([]byte, error) {
 	f := boxFile{
 		APIVersion: APIVersion, Kind: Kind, UpstreamCAs: b.UpstreamCAs, AlertWebhook: b.AlertWebhook,
 		MetricsListen: b.MetricsListen, DenySecrets: b.DenySecrets,
-		KidLimits: b.KidLimits, Proof: b.Proof.file(), Trip: tripFiles(b.Trip),
+		KidLimits: b.KidLimits, Proof: b.Proof.file(), Trip: tripFiles(b.Trip), Leases: writeLeases(b.Leases),
 	}
 	for _, a := range b.Authorities {
 		f.Authorities = append(f.Authorities, a.file())

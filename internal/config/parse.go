@@ -27,6 +27,7 @@ var (
 		{Name: "kidLimits", Example: "{queriesPerSecond: 500}"},
 		{Name: "proof", Example: "{every: 10m}"},
 		{Name: "trip", Example: "[{on: auditGap, fires: [network]}]"},
+		{Name: "leases", Example: "{kids: 30s}"},
 	}
 )
 
@@ -47,6 +48,7 @@ func Parse(file string, data []byte) (*Box, error) {
 		KidLimits:     readKidLimits(m.Get("kidLimits")),
 		Proof:         readProof(m.Get("proof")),
 		Trip:          card.ReadTrips(m.Get("trip")),
+		Leases:        readLeases(m.Get("leases")),
 	}
 	if err := doc.Err(); err != nil {
 		return nil, err
