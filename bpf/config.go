@@ -23,7 +23,7 @@ type Config struct {
 	Virtual       netip.Prefix // IPv4
 	BoxMark       uint32       // SO_MARK of the daemons' own traffic, not 0
 	GID           int          // may read the pinned maps, except the events
-	KillUID       int          // may write sessions, stops and the global flag
+	KillUID       int          // may write sessions, stops, leases and the global flag
 }
 
 func (c Config) check() error {

@@ -153,6 +153,7 @@ func installed(t testing.TB, name string) (*setup, *Maps) {
 func (s *setup) addSession(t testing.TB, m *Maps) {
 	t.Helper()
 	must(t, m.PutSession(tMark, SessionEntry{State: StateActive, Addr: tKid}))
+	must(t, m.GrantLease(tMark, soonOver()))
 	must(t, m.PutKid(cgroupID(t, s.kid), 0, tMark))
 	must(t, m.AllowPort(tMark, unix.IPPROTO_TCP, tPort))
 }

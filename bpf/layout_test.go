@@ -99,20 +99,21 @@ func TestLayoutsMatchBTF(t *testing.T) {
 
 // Pinned layouts outlive builds. Whoever changes one sees this fail and must raise TAGOUT_LAYOUT with it.
 func TestLayoutIsThatOfItsVersion(t *testing.T) {
-	const want = `3 counters Hash 4 760 1024
-3 events RingBuf 0 0 1048576
-3 floods LRUHash 28 32 8192
-3 flows LRUHash 8 32 65536
-3 kid_cgroups Hash 8 4 1024
-3 kid_links Hash 4 4 1024
-3 layout Array 4 4 1
-3 lost Array 4 8 2
-3 ports Hash 8 1 16384
-3 sessions Hash 4 16 1024
-3 sockets LRUHash 8 32 65536
-3 stop_all Array 4 4 1
-3 stopped Hash 4 8 1024
-3 syns LRUHash 8 32 16384
+	const want = `4 counters Hash 4 760 1024
+4 events RingBuf 0 0 1048576
+4 floods LRUHash 28 32 8192
+4 flows LRUHash 8 32 65536
+4 kid_cgroups Hash 8 4 1024
+4 kid_links Hash 4 4 1024
+4 layout Array 4 4 1
+4 leases Hash 4 8 1024
+4 lost Array 4 8 2
+4 ports Hash 8 1 16384
+4 sessions Hash 4 8 1024
+4 sockets LRUHash 8 32 65536
+4 stop_all Array 4 4 1
+4 stopped Hash 4 8 1024
+4 syns LRUHash 8 32 16384
 `
 	var got strings.Builder
 	spec := mustSpec(t)

@@ -11,7 +11,7 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_endian.h>
 
-#define TAGOUT_LAYOUT 3
+#define TAGOUT_LAYOUT 4
 
 #ifndef AF_INET
 #define AF_INET 2
@@ -38,8 +38,7 @@ enum session_state {
 
 struct session {
 	__u32 state;
-	__be32 addr;       /* the kid's own address */
-	__u64 lease_until; /* CLOCK_BOOTTIME, ns; 0 = no lease */
+	__be32 addr; /* the kid's own address */
 };
 
 struct port_key {
@@ -176,6 +175,9 @@ MAP(stop_all, ARRAY, __u32, __u32, 1);          /* anything but 0 stops the inst
 MAP(sessions, HASH, __u32, struct session, 1024); /* by mark */
 MAP(stopped, HASH, __u32, __u64, 1024);         /* mark -> boot time of its stop. A map of its own, so that a
                                                    late write of the session cannot undo a stop. */
+MAP(leases, HASH, __u32, __u64, 1024);          /* mark -> CLOCK_BOOTTIME (ns) at which its lease runs out; no entry
+                                                   has run out. A map of its own, so that a renewal neither
+                                                   undoes a stop nor brings a session back. */
 MAP(kid_cgroups, HASH, __u64, __u32, 1024);     /* cgroup id -> mark */
 MAP(kid_links, HASH, __u32, __u32, 1024);       /* host-side ifindex -> mark */
 MAP(ports, HASH, struct port_key, __u8, 16384);

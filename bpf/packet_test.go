@@ -103,6 +103,7 @@ func newBench(t testing.TB, change func(*constants)) *bench {
 	must(t, seed(coll, c))
 	b := &bench{coll: coll, maps: &Maps{maps: coll.Maps}}
 	must(t, b.maps.PutSession(tMark, SessionEntry{State: StateActive, Addr: tKid}))
+	must(t, b.maps.GrantLease(tMark, soonOver()))
 	must(t, b.maps.PutKid(rootCgroup, 1, tMark))
 	must(t, b.maps.AllowPort(tMark, tcp, tPort))
 	return b
@@ -320,13 +321,17 @@ func TestSessionComesFirst(t *testing.T) {
 			}
 		}
 	}
-	entry := SessionEntry{State: StateActive, Addr: tKid}
 	expect("active", reason.OK)
-	entry.LeaseUntil = time.Duration(bootNow()) + time.Hour
-	must(t, b.maps.PutSession(tMark, entry))
+	must(t, b.maps.remove(tagoutMapLeases, uint32(tMark)))
+	expect("no lease", reason.LeaseExpired)
+	must(t, b.maps.GrantLease(tMark, soonOver()))
 	expect("lease running", reason.OK)
-	must(t, b.maps.RenewLease(tMark, time.Duration(bootNow())-1))
+	must(t, b.maps.GrantLease(tMark, time.Duration(bootNow())))
 	expect("lease over", reason.LeaseExpired)
+	renewed(t, b.maps, 1)
+	expect("lease renewed", reason.OK)
+	must(t, b.maps.GrantLease(tMark, 0))
+	expect("lease of nothing", reason.LeaseExpired)
 	must(t, b.maps.StopAll(true))
 	expect("global stop over lease", reason.Stopped)
 	must(t, b.maps.StopAll(false))
@@ -338,6 +343,9 @@ func TestSessionComesFirst(t *testing.T) {
 	expect("unknown over global stop", reason.UnknownSession)
 	must(t, b.maps.StopAll(false))
 	must(t, b.maps.PutSession(tMark, SessionEntry{State: StateActive, Addr: tKid}))
+	renewed(t, b.maps, 0)
+	expect("a new session that inherits no lease", reason.LeaseExpired)
+	must(t, b.maps.GrantLease(tMark, soonOver()))
 	expect("a new session", reason.OK)
 	must(t, b.maps.DeleteKid(rootCgroup, 1))
 	expect("unknown kid", reason.UnknownSession)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -26,20 +25,19 @@ var (
 
 // SessionEntry is what the programs know of a session.
 type SessionEntry struct {
-	State      uint32
-	Addr       netip.Addr    // the kid's own IPv4 address
-	LeaseUntil time.Duration // CLOCK_BOOTTIME; 0 = no lease
+	State uint32
+	Addr  netip.Addr // the kid's own IPv4 address
 }
 
 func (e SessionEntry) raw() tagoutSession {
-	return tagoutSession{State: e.State, Addr: wire(e.Addr), LeaseUntil: uint64(e.LeaseUntil)} // checked by PutSession
+	return tagoutSession{State: e.State, Addr: wire(e.Addr)}
 }
 
 // PutSession adds or changes a session. A session that was stopped, even before it was added, stays so: making
-// it active fails with ErrStopped.
+// it active fails with ErrStopped. It passes nothing before it has a lease (GrantLease).
 func (m *Maps) PutSession(mark uint32, e SessionEntry) error {
-	if mark == 0 || !e.Addr.Is4() || e.LeaseUntil < 0 {
-		return fmt.Errorf("adding session %#x: mark 0, an address that is not IPv4 or a negative lease", mark)
+	if mark == 0 || !e.Addr.Is4() {
+		return fmt.Errorf("adding session %#x: mark 0, or an address that is not IPv4", mark)
 	}
 	if e.State != StateActive {
 		if err := m.put(tagoutMapStopped, mark, bootNow()); err != nil {
@@ -73,35 +71,13 @@ func (m *Maps) needCounters(mark uint32) error {
 	return makeCounters(t, mark)
 }
 
-// RenewLease moves the session's lease. It cannot revive a session: a deleted one fails with ErrNoSession, a
-// stopped one stays stopped.
-func (m *Maps) RenewLease(mark uint32, until time.Duration) error {
-	e, err := m.Session(mark)
-	if err != nil {
-		return err
-	}
-	e.LeaseUntil = until
-	t, err := m.table(tagoutMapSessions)
-	if err != nil {
-		return err
-	}
-	raw := e.raw()
-	if err := t.Update(mark, &raw, ebpf.UpdateExist); err != nil {
-		if errors.Is(err, ebpf.ErrKeyNotExist) {
-			err = ErrNoSession
-		}
-		return fmt.Errorf("renewing the lease of session %#x: %w", mark, err)
-	}
-	return nil
-}
-
-// DeleteSession forgets the session, its stop and its counters; its mark is unknown from then on. Deleting
+// DeleteSession forgets the session, its lease, its stop and its counters; its mark is unknown from then on. Deleting
 // twice is not an error. Its ports are ForgetPorts' business.
 func (m *Maps) DeleteSession(mark uint32) error {
 	if err := m.remove(tagoutMapSessions, mark); err != nil {
 		return err // the stop must outlast the session
 	}
-	return errors.Join(m.remove(tagoutMapStopped, mark), m.remove(tagoutMapCounters, mark))
+	return errors.Join(m.remove(tagoutMapLeases, mark), m.remove(tagoutMapStopped, mark), m.remove(tagoutMapCounters, mark))
 }
 
 // StopSession denies the session everything from now on, established flows included, for good. It works for
@@ -145,7 +121,7 @@ func (m *Maps) StoppedAll() (bool, error) {
 	return err != nil || flag != 0, err
 }
 
-// Session returns the entry as the programs judge it, except for the global flag. It fails with ErrNoSession.
+// Session returns the entry as the programs judge it, except for the global flag and the lease. It fails with ErrNoSession.
 func (m *Maps) Session(mark uint32) (SessionEntry, error) {
 	var raw tagoutSession
 	there, err := m.get(tagoutMapSessions, mark, &raw)
@@ -160,7 +136,7 @@ func (m *Maps) Session(mark uint32) (SessionEntry, error) {
 	if err != nil {
 		return SessionEntry{}, err
 	}
-	e := SessionEntry{State: raw.State, Addr: addr4(raw.Addr), LeaseUntil: time.Duration(raw.LeaseUntil)} // written by PutSession
+	e := SessionEntry{State: raw.State, Addr: addr4(raw.Addr)}
 	if stopped {
 		e.State = StateStopped
 	}

@@ -42,10 +42,11 @@ func TestStopOfAnEstablishedConnection(t *testing.T) {
 		stop   func(*Maps) error
 		reason reason.Code
 	}{
-		"session": {func(m *Maps) error { return m.StopSession(tMark) }, reason.Stopped},
-		"all":     {func(m *Maps) error { return m.StopAll(true) }, reason.Stopped},
-		"lease":   {func(m *Maps) error { return m.RenewLease(tMark, 1) }, reason.LeaseExpired},
-		"deleted": {func(m *Maps) error { return m.remove(tagoutMapSessions, uint32(tMark)) }, reason.UnknownSession},
+		"session":  {func(m *Maps) error { return m.StopSession(tMark) }, reason.Stopped},
+		"all":      {func(m *Maps) error { return m.StopAll(true) }, reason.Stopped},
+		"lease":    {func(m *Maps) error { return m.GrantLease(tMark, 1) }, reason.LeaseExpired},
+		"no lease": {func(m *Maps) error { return m.remove(tagoutMapLeases, uint32(tMark)) }, reason.LeaseExpired},
+		"deleted":  {func(m *Maps) error { return m.remove(tagoutMapSessions, uint32(tMark)) }, reason.UnknownSession},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, m := installed(t, "tbpf6")
@@ -199,8 +200,8 @@ func TestStopsAreForGood(t *testing.T) {
 	if e, err := m.Session(tMark); err != nil || e.State != StateStopped {
 		t.Errorf("session %+v, %v", e, err)
 	}
-	must(t, m.RenewLease(tMark, time.Hour))
-	if e, err := m.Session(tMark); err != nil || e.State != StateStopped || e.LeaseUntil != time.Hour {
+	renewed(t, m, 1)
+	if e, err := m.Session(tMark); err != nil || e.State != StateStopped {
 		t.Errorf("after its lease was renewed: %+v, %v", e, err)
 	}
 
@@ -212,9 +213,7 @@ func TestStopsAreForGood(t *testing.T) {
 	if _, err := m.Session(early); !errors.Is(err, ErrNoSession) {
 		t.Errorf("it is there: %v", err)
 	}
-	if err := m.RenewLease(early, time.Hour); !errors.Is(err, ErrNoSession) {
-		t.Errorf("renewing the lease of nothing: %v", err)
-	}
+	renewed(t, m, 1) // and none for the one that is not there
 
 	must(t, m.DeleteSession(tMark))
 	must(t, m.DeleteSession(tMark))
@@ -236,8 +235,8 @@ func TestStopAgainstConcurrentWrites(t *testing.T) {
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			for range 20 {
-				_ = m.PutSession(tMark, SessionEntry{State: StateActive, Addr: tKid, LeaseUntil: time.Hour})
-				_ = m.RenewLease(tMark, 2*time.Hour)
+				_ = m.PutSession(tMark, SessionEntry{State: StateActive, Addr: tKid})
+				_, _ = m.RenewLeases(2 * time.Hour)
 			}
 		})
 		must(t, m.StopSession(tMark))
@@ -257,7 +256,6 @@ func TestBadSessions(t *testing.T) {
 		{0, SessionEntry{State: StateActive, Addr: tKid}},
 		{5, SessionEntry{State: StateActive}},
 		{5, SessionEntry{State: StateActive, Addr: addr("::1")}},
-		{5, SessionEntry{State: StateActive, Addr: tKid, LeaseUntil: -1}},
 	} {
 		if m.PutSession(c.mark, c.e) == nil {
 			t.Errorf("%+v was taken", c)
@@ -265,6 +263,9 @@ func TestBadSessions(t *testing.T) {
 	}
 	if m.PutKid(1, 1, 0) == nil || m.PutKid(1, -1, 5) == nil {
 		t.Error("a kid without a mark or link was taken")
+	}
+	if m.GrantLease(0, time.Hour) == nil || m.GrantLease(5, -1) == nil {
+		t.Error("a lease for nobody, or one before the boot, was taken")
 	}
 	must(t, m.AllowPort(8, tcp, 80))
 	must(t, m.ForgetPorts(tMark))

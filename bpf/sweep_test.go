@@ -10,7 +10,7 @@ import (
 func (m *Maps) entries(t *testing.T) map[string]int {
 	t.Helper()
 	out := map[string]int{}
-	for _, name := range []string{tagoutMapKidCgroups, tagoutMapKidLinks, tagoutMapPorts, tagoutMapSessions, tagoutMapStopped, tagoutMapCounters} {
+	for _, name := range []string{tagoutMapKidCgroups, tagoutMapKidLinks, tagoutMapPorts, tagoutMapSessions, tagoutMapLeases, tagoutMapStopped, tagoutMapCounters} {
 		table, err := m.table(name)
 		must(t, err)
 		var key, value []byte
@@ -29,6 +29,7 @@ func TestSweepForgetsWhatIsNotKept(t *testing.T) {
 	kept := m.entries(t)
 	const lost = tMark + 1
 	must(t, m.PutSession(lost, SessionEntry{State: StateActive, Addr: tKid.Next()}))
+	must(t, m.GrantLease(lost, soonOver()))
 	must(t, m.PutKid(cgroupID(t, s.kid)+1, 4322, lost))
 	must(t, m.AllowPort(lost, unix.IPPROTO_TCP, tPort))
 	must(t, m.StopSession(lost))

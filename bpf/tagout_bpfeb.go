@@ -98,10 +98,9 @@ type tagoutProc struct {
 }
 
 type tagoutSession struct {
-	_          structs.HostLayout
-	State      uint32
-	Addr       uint32
-	LeaseUntil uint64
+	_     structs.HostLayout
+	State uint32
+	Addr  uint32
 }
 
 type tagoutSessionState uint32
@@ -170,6 +169,7 @@ const (
 	tagoutMapKidCgroups      = "kid_cgroups"
 	tagoutMapKidLinks        = "kid_links"
 	tagoutMapLayout          = "layout"
+	tagoutMapLeases          = "leases"
 	tagoutMapLost            = "lost"
 	tagoutMapPorts           = "ports"
 	tagoutMapSessions        = "sessions"
@@ -269,6 +269,7 @@ type tagoutMapSpecs struct {
 	KidCgroups *ebpf.MapSpec `ebpf:"kid_cgroups"`
 	KidLinks   *ebpf.MapSpec `ebpf:"kid_links"`
 	Layout     *ebpf.MapSpec `ebpf:"layout"`
+	Leases     *ebpf.MapSpec `ebpf:"leases"`
 	Lost       *ebpf.MapSpec `ebpf:"lost"`
 	Ports      *ebpf.MapSpec `ebpf:"ports"`
 	Sessions   *ebpf.MapSpec `ebpf:"sessions"`
@@ -324,6 +325,7 @@ type tagoutMaps struct {
 	KidCgroups *ebpf.Map `ebpf:"kid_cgroups"`
 	KidLinks   *ebpf.Map `ebpf:"kid_links"`
 	Layout     *ebpf.Map `ebpf:"layout"`
+	Leases     *ebpf.Map `ebpf:"leases"`
 	Lost       *ebpf.Map `ebpf:"lost"`
 	Ports      *ebpf.Map `ebpf:"ports"`
 	Sessions   *ebpf.Map `ebpf:"sessions"`
@@ -342,6 +344,7 @@ func (m *tagoutMaps) Close() error {
 		m.KidCgroups,
 		m.KidLinks,
 		m.Layout,
+		m.Leases,
 		m.Lost,
 		m.Ports,
 		m.Sessions,

@@ -62,6 +62,17 @@ struct who {
 	__u32 ifindex;
 };
 
+/*
+ * lease_over says whether the session's lease has run out. killswitchd renews it again and again for as long as it
+ * works, so a killswitchd that is dead, frozen or deadlocked closes the network without doing anything.
+ */
+__inline_always int lease_over(__u32 mark)
+{
+	__u64 *until = bpf_map_lookup_elem(&leases, &mark);
+
+	return !until || bpf_ktime_get_boot_ns() >= *until;
+}
+
 /* session_verdict says whether the session may do anything at all. */
 __inline_always enum tagout_reason session_verdict(const struct who *w)
 {
@@ -75,9 +86,7 @@ __inline_always enum tagout_reason session_verdict(const struct who *w)
 		return REASON_STOPPED;
 	if (w->session->state != STATE_ACTIVE || bpf_map_lookup_elem(&stopped, &mark))
 		return REASON_STOPPED;
-	if (w->session->lease_until && bpf_ktime_get_boot_ns() >= w->session->lease_until)
-		return REASON_LEASE_EXPIRED;
-	return REASON_OK;
+	return lease_over(mark) ? REASON_LEASE_EXPIRED : REASON_OK;
 }
 
 __inline_always int in_kid_net(__u32 a)

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net/netip"
 	"os"
+	"sync"
 	"syscall"
 	"time"
 
@@ -31,16 +32,18 @@ const docsAge = 500 * time.Millisecond
 // file, until ctx ends. That is what finishes a stop in whose middle a predecessor was killed.
 func (s *Switch) Run(ctx context.Context) error {
 	defer s.endLife()
-	done := make(chan struct{})
-	go func() { defer close(done); s.slowly(ctx) }()
+	var others sync.WaitGroup
+	defer others.Wait()
+	others.Go(func() { s.slowly(ctx) })
 	tick := time.NewTicker(s.t.Tick)
 	defer tick.Stop()
+	s.tick() // what hangs is in force before anything passes
+	others.Go(func() { s.keepLeases(ctx) })
 	for {
-		s.tick()
 		select {
 		case <-tick.C:
+			s.tick()
 		case <-ctx.Done():
-			<-done
 			return nil
 		}
 	}
@@ -60,6 +63,7 @@ func (s *Switch) tick() {
 	for _, t := range s.enforced(wire.LayerNetwork) {
 		s.enforceCut(t)
 	}
+	s.cameRound()
 }
 
 // checkSentinel stops everything while the sentinel file exists. A state of the file that cannot be read

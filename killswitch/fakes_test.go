@@ -46,6 +46,7 @@ type rig struct {
 	load    func() Kept
 	server  func() (int, error)
 	jot     func(t wire.Tag) error
+	renew   func(until time.Duration) (int, error)
 	procs   []Process
 	reborn  bool // what KillAndWait killed is there again when it returns
 }
@@ -73,11 +74,11 @@ func (g *rig) add(kid, card string, mark uint32) {
 // fast is a timing in which every deadline is short enough for a test to sit out.
 var fast = Timing{Note: 10 * time.Second, Credential: 100 * time.Millisecond, CreddDeath: 100 * time.Millisecond, Session: 150 * time.Millisecond,
 	Network: 150 * time.Millisecond, Sample: time.Millisecond, Persist: 100 * time.Millisecond,
-	Tick: 2 * time.Millisecond, Slow: 4 * time.Millisecond}
+	Tick: 2 * time.Millisecond, Slow: 4 * time.Millisecond, KernelLease: 5 * time.Second, Renew: 10 * time.Millisecond}
 
 func (g *rig) sw() *Switch {
 	return New(Config{
-		Sessions: g, Cgroups: g, Network: g, Sockets: g, Credentials: g, Tags: tagStore{g}, Audit: (*recorder)(g), Metrics: noMetrics{},
+		Sessions: g, Cgroups: g, Network: g, Leases: g, Sockets: g, Credentials: g, Tags: tagStore{g}, Audit: (*recorder)(g), Metrics: noMetrics{},
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil)), KidsDir: kidsDir, KidsFreezer: "/fz/kids", CreddDir: creddDir,
 		Sentinel: filepath.Join(g.t.TempDir(), "STOP"), UID: 1000, GID: 1000, Timing: fast,
 	})
@@ -385,6 +386,7 @@ func (noMetrics) StopEnded(string)                    {}
 func (noMetrics) Enforced(string)                     {}
 func (noMetrics) TagsHanging(int)                     {}
 func (noMetrics) RecordsLost(uint64)                  {}
+func (noMetrics) LeasesRenewed(int, bool)             {}
 
 func waitFor(t *testing.T, what string, cond func() bool) {
 	t.Helper()

@@ -6,11 +6,13 @@ import (
 	"log/slog"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/oklog/ulid/v2"
 
 	"tagout/internal/audit"
+	"tagout/internal/bootclock"
 	"tagout/internal/session"
 	"tagout/internal/wire"
 )
@@ -105,6 +107,7 @@ type Metrics interface {
 	Enforced(layer string) // something in the scope of a tag had to be stopped again
 	TagsHanging(n int)
 	RecordsLost(n uint64)
+	LeasesRenewed(n int, ok bool) // n leases in the kernel; ok: all that there were
 }
 
 // Timing holds every deadline and period. Zero fields get the values of DefaultTiming.
@@ -118,6 +121,9 @@ type Timing struct {
 	Persist    time.Duration // how long the disk may take to keep a tag before the report says partial
 	Tick       time.Duration // period of the enforcement loop
 	Slow       time.Duration // period of its slow part: re-revoking, keeping tags that the disk refused
+
+	KernelLease time.Duration // how long packets pass after the last renewal of the leases in the kernel
+	Renew       time.Duration // period of these renewals
 }
 
 // DefaultTiming returns the timing of a production box.
@@ -131,6 +137,7 @@ func DefaultTiming() Timing {
 		Credential: 35 * time.Millisecond, CreddDeath: time.Second, Session: 5 * time.Second,
 		Network: time.Second, Sample: 10 * time.Millisecond, Persist: time.Second,
 		Tick: 50 * time.Millisecond, Slow: time.Second,
+		KernelLease: 5 * time.Second, Renew: time.Second,
 	}
 }
 
@@ -140,7 +147,7 @@ func (t Timing) fill() Timing {
 	for _, f := range []struct{ have, def *time.Duration }{
 		{&t.Note, &d.Note}, {&t.Credential, &d.Credential}, {&t.CreddDeath, &d.CreddDeath}, {&t.Session, &d.Session},
 		{&t.Network, &d.Network}, {&t.Sample, &d.Sample}, {&t.Persist, &d.Persist},
-		{&t.Tick, &d.Tick}, {&t.Slow, &d.Slow},
+		{&t.Tick, &d.Tick}, {&t.Slow, &d.Slow}, {&t.KernelLease, &d.KernelLease}, {&t.Renew, &d.Renew},
 	} {
 		if *f.have <= 0 {
 			*f.have = *f.def
@@ -154,6 +161,7 @@ type Config struct {
 	Sessions    Sessions
 	Cgroups     Cgroups
 	Network     Network
+	Leases      Leases
 	Sockets     Sockets
 	Credentials Credentials
 	Tags        Tags
@@ -186,6 +194,12 @@ type Switch struct {
 	life    context.Context
 	endLife context.CancelFunc // called when Run ends
 	enforce enforcer           // the credd fields: slow loop only; the rest: fast loop only
+
+	boot     func() time.Duration // CLOCK_BOOTTIME; tests set another before Run
+	progress struct {             // of the fast loop
+		at     atomic.Int64 // boot time, ns
+		rounds atomic.Uint64
+	}
 }
 
 // New returns a Switch with the tags that hang on disk already in force: from now on Clear refuses what they
@@ -193,7 +207,7 @@ type Switch struct {
 func New(cfg Config) *Switch {
 	s := &Switch{
 		cfg: cfg, t: cfg.Timing.fill(), audit: newCourier(cfg.Audit, cfg.Metrics),
-		running: map[string]*run{}, hanging: map[string]*hung{}, released: map[string]wire.Tag{},
+		running: map[string]*run{}, hanging: map[string]*hung{}, released: map[string]wire.Tag{}, boot: bootclock.Now,
 	}
 	s.life, s.endLife = context.WithCancel(context.Background())
 	kept := cfg.Tags.Load()

@@ -23,6 +23,7 @@ import (
 
 	"tagout/bpf"
 	"tagout/internal/audit"
+	"tagout/internal/bootclock"
 	"tagout/internal/cgroup"
 	"tagout/internal/config"
 	"tagout/internal/control"
@@ -252,6 +253,7 @@ func TestRealFilterNamesTheProcess(t *testing.T) {
 	w.must(err)
 	defer maps.Close() // only descriptors
 	w.must(maps.PutSession(s.Mark, bpf.SessionEntry{State: bpf.StateActive, Addr: s.Addr}))
+	w.must(maps.GrantLease(s.Mark, bootclock.Now()+time.Hour))
 	w.must(maps.PutKid(s.CgroupID, 0, s.Mark))
 
 	pids := map[int]string{} // who asked for what

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tagout/bpf"
+	"tagout/internal/bootclock"
 	"tagout/internal/instance"
 	"tagout/internal/wire"
 )
@@ -51,6 +52,7 @@ func TestSilenceIsProvedOnRealTraffic(t *testing.T) {
 	must(t, err)
 	defer maps.Close() // a test
 	must(t, maps.PutSession(kid.Mark, bpf.SessionEntry{State: bpf.StateActive, Addr: kid.Addr}))
+	must(t, maps.GrantLease(kid.Mark, bootclock.Now()+time.Hour))
 	must(t, maps.PutKid(kid.CgroupID, 0, kid.Mark))
 
 	dns, err := net.ListenUDP("udp4", &net.UDPAddr{IP: b.inst.Gateway().AsSlice(), Port: instance.PortDNS})

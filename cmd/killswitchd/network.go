@@ -173,6 +173,14 @@ func (n *network) Counters(mark uint32) (killswitch.Counters, error) {
 	return out, nil
 }
 
+func (n *network) RenewLeases(until time.Duration) (int, error) {
+	m, err := n.maps()
+	if err != nil {
+		return 0, err
+	}
+	return m.RenewLeases(until)
+}
+
 func (n *network) Armed() error {
 	m, err := n.maps()
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"tagout/internal/cgroup"
 	"tagout/internal/daemon"
 	"tagout/internal/instance"
+	"tagout/internal/lease"
 	"tagout/internal/session"
 	"tagout/internal/wire"
 	"tagout/killswitch"
@@ -37,7 +38,11 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 	}
 	net := newNetwork(d.Inst.PinDir(), d.Log)
 	defer net.close()
-	sw := killswitch.New(config(d, layout, net))
+	terms, err := lease.Load(d.Inst)
+	if err != nil {
+		d.Log.Error("going on with the default leases", "error", err)
+	}
+	sw := killswitch.New(config(d, layout, net, terms))
 	mux := http.NewServeMux()
 	sw.Routes(mux)
 
@@ -61,11 +66,12 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 	return err
 }
 
-func config(d *daemon.Daemon, layout cgroup.Layout, net *network) killswitch.Config {
+func config(d *daemon.Daemon, layout cgroup.Layout, net *network, terms lease.Terms) killswitch.Config {
 	return killswitch.Config{
 		Sessions:    session.NewStore(d.Inst.SessionDir()),
 		Cgroups:     killswitch.OSCgroups{},
 		Network:     net,
+		Leases:      net,
 		Sockets:     killswitch.NetlinkSockets{},
 		Credentials: killswitch.NewCredd(d.Inst.Socket(instance.Credd)),
 		Tags:        killswitch.NewTagFiles(d.Inst.TagDir(), d.Inst.StopDir()),
@@ -79,6 +85,7 @@ func config(d *daemon.Daemon, layout cgroup.Layout, net *network) killswitch.Con
 		UID:         os.Getuid(),
 		GID:         d.Inst.GroupID(),
 		Around:      around(d, layout, net),
+		Timing:      killswitch.Timing{KernelLease: terms.Kernel},
 	}
 }
 

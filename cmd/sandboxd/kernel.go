@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"tagout/bpf"
+	"tagout/internal/bootclock"
 	"tagout/sandboxd/events"
 	"tagout/sandboxd/kids"
 )
@@ -16,6 +18,7 @@ import (
 // kernel lets package kids write the BPF maps.
 type kernel struct {
 	maps   *bpf.Maps
+	lease  time.Duration                     // the first one of a session; killswitchd renews it
 	forget atomic.Pointer[func(mark uint32)] // nil: nobody wants to know
 }
 
@@ -26,6 +29,9 @@ func (k *kernel) BeforeForgetting(fn func(mark uint32)) { k.forget.Store(&fn) }
 // there; until then they drop everything.
 func (k *kernel) Admit(e kids.Entry) error {
 	if err := k.maps.PutSession(e.Mark, bpf.SessionEntry{State: bpf.StateActive, Addr: e.Addr}); err != nil {
+		return err
+	}
+	if err := k.maps.GrantLease(e.Mark, bootclock.Now()+k.lease); err != nil {
 		return err
 	}
 	for _, port := range e.Ports {

@@ -10,6 +10,7 @@ import (
 	"tagout/bpf"
 	"tagout/internal/daemon"
 	"tagout/internal/instance"
+	"tagout/internal/lease"
 	"tagout/internal/metrics"
 	"tagout/sandboxd"
 )
@@ -26,8 +27,12 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 	if err != nil {
 		return fmt.Errorf("finding kid-init: %w", err)
 	}
+	terms, err := lease.Load(d.Inst)
+	if err != nil {
+		d.Log.Error("going on with the default leases", "error", err)
+	}
 	return sandboxd.Run(ctx, sandboxd.Config{
 		Inst: d.Inst, Init: filepath.Join(filepath.Dir(self), "kid-init"), Alerts: sinks(d.Box), Authorities: d.Box.Authorities,
-		Kernel: &kernel{maps: maps}, Denials: denials{maps}, Audit: d.Audit, Metrics: metrics.NewSandboxd(d.Metrics), Log: d.Log,
+		Kernel: &kernel{maps: maps, lease: terms.Kernel}, Denials: denials{maps}, Audit: d.Audit, Metrics: metrics.NewSandboxd(d.Metrics), Log: d.Log,
 	}, d.Serve)
 }

@@ -12,6 +12,8 @@ type Killswitch struct {
 	fired, observed        *prometheus.HistogramVec
 	tags                   prometheus.Gauge
 	lost                   prometheus.Counter
+	leases                 prometheus.Gauge
+	renewed, unrenewed     prometheus.Counter
 }
 
 // Killswitch makes and registers killswitchd's metrics. Call it once.
@@ -35,6 +37,13 @@ func (r *Registry) Killswitch() *Killswitch {
 		lost: f.NewCounter(prometheus.CounterOpts{
 			Namespace: "tagout", Subsystem: "stop", Name: "records_lost_total", Help: "Audit records dropped because the log hung.",
 		}),
+		leases: f.NewGauge(prometheus.GaugeOpts{Namespace: "tagout", Subsystem: "kernel_lease", Name: "sessions", Help: "Sessions whose lease in the kernel was renewed last time."}),
+		renewed: f.NewCounter(prometheus.CounterOpts{
+			Namespace: "tagout", Subsystem: "kernel_lease", Name: "renewals_total", Help: "Rounds in which every lease in the kernel was renewed.",
+		}),
+		unrenewed: f.NewCounter(prometheus.CounterOpts{
+			Namespace: "tagout", Subsystem: "kernel_lease", Name: "renewal_failures_total", Help: "Rounds in which a lease in the kernel could not be renewed.",
+		}),
 	}
 }
 
@@ -57,4 +66,13 @@ func known(cause string) string {
 		return cause
 	}
 	return "other"
+}
+
+func (k *Killswitch) LeasesRenewed(n int, ok bool) {
+	k.leases.Set(float64(n))
+	if ok {
+		k.renewed.Inc()
+	} else {
+		k.unrenewed.Inc()
+	}
 }

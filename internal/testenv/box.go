@@ -24,6 +24,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tagout/internal/config"
 	"tagout/internal/control"
 	"tagout/internal/instance"
 	"tagout/internal/practice"
@@ -49,6 +50,12 @@ type Box struct {
 // when the test ends, and the test fails if anything of it is left.
 func Start(t testing.TB) *Box {
 	t.Helper()
+	return StartWith(t, nil)
+}
+
+// StartWith is Start with a change of the box's configuration; nil: none.
+func StartWith(t testing.TB, change func(*config.Box)) *Box {
+	t.Helper()
 	testroot.Require(t)
 	b := &Box{T: t, Bin: binaries(t)}
 	var err error
@@ -64,6 +71,9 @@ func Start(t testing.TB) *Box {
 		t.Fatal(err)
 	}
 	cfg := b.Net.BoxConfig()
+	if change != nil {
+		change(&cfg)
+	}
 	raw, err := cfg.Marshal()
 	if err != nil {
 		t.Fatal(err)
