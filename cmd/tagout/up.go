@@ -4,10 +4,12 @@ import (
 	"context"
 	"log/slog"
 
+	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
 
 	"tagout/internal/cgroup"
 	"tagout/internal/instance"
+	"tagout/internal/lease"
 	"tagout/internal/supervise"
 )
 
@@ -25,8 +27,10 @@ func (a *app) upCommand() *cobra.Command {
 			if err := needRoot("running the daemons"); err != nil {
 				return err
 			}
-			return a.up(cmd.Context(), inst, bin, slog.New(slog.NewTextHandler(a.err, nil)), func() {
+			log := slog.New(slog.NewTextHandler(a.err, nil))
+			return a.up(cmd.Context(), inst, bin, log, func() {
 				a.printf("instance %s is up\n", inst.Name())
+				tellSystemd(log, daemon.SdNotifyReady)
 			})
 		},
 	}
@@ -44,5 +48,19 @@ func (a *app) up(ctx context.Context, inst instance.Instance, bin string, log *s
 	if err != nil {
 		return err
 	}
-	return supervise.Up(ctx, supervise.Config{Inst: inst, BinDir: dir, Log: log, Cgroups: groups{layout}, Ready: ready})
+	terms, err := lease.Load(inst)
+	if err != nil {
+		log.Error("going on with the default leases", "error", err)
+	}
+	return supervise.Up(ctx, supervise.Config{
+		Inst: inst, BinDir: dir, Log: log, Cgroups: groups{layout}, Ready: ready, Watchdog: terms.Watchdog,
+		Alive: func() { tellSystemd(log, daemon.SdNotifyWatchdog) },
+	})
+}
+
+// tellSystemd does nothing where no systemd waits for a word (sd_notify(3)).
+func tellSystemd(log *slog.Logger, state string) {
+	if _, err := daemon.SdNotify(false, state); err != nil {
+		log.Warn("telling systemd", "state", state, "error", err)
+	}
 }

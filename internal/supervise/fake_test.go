@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/coreos/go-systemd/v22/daemon"
 	"golang.org/x/sys/unix"
 
 	"tagout/internal/control"
@@ -46,6 +47,14 @@ func fake(how string) {
 	if how == "stubborn" {
 		signal.Ignore(unix.SIGTERM)
 		ctx = context.Background()
+	}
+	if how == "fed" { // feeds its watchdog for as long as it runs
+		go func() {
+			for {
+				daemon.SdNotify(false, daemon.SdNotifyWatchdog) // a lost word is what the watchdog is for
+				time.Sleep(20 * time.Millisecond)
+			}
+		}()
 	}
 	if how == "helper" { // a child that outlives the daemon, in its cgroup
 		if err := exec.Command("/bin/sleep", "1000").Start(); err != nil {

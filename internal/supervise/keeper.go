@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -16,8 +18,26 @@ import (
 // settled is how long a daemon must have run for its next death to count as a first one again.
 const settled = 10 * time.Second
 
-// maxBackoff bounds the wait between restarts: everything that needs the daemon is denied meanwhile.
-const maxBackoff = 5 * time.Second
+// Bounds of the wait between restarts: everything that needs the daemon is denied meanwhile.
+const (
+	minBackoff = 100 * time.Millisecond
+	maxBackoff = 5 * time.Second
+)
+
+// backoff is how long the next restart waits: not at all, then minBackoff, and after as many restarts as quick says
+// twice as long each time.
+type backoff struct {
+	next  time.Duration
+	quick int
+}
+
+func (b *backoff) grow() {
+	if b.next > 0 && b.quick <= 0 {
+		b.next = min(2*b.next, maxBackoff)
+		return
+	}
+	b.next, b.quick = minBackoff, b.quick-1
+}
 
 // keeper keeps one daemon running.
 type keeper struct {
@@ -25,6 +45,7 @@ type keeper struct {
 	spec   Spec
 	cancel context.CancelFunc
 	done   chan struct{} // closed when the daemon is gone and is not started again
+	notify *notifier     // nil where there is no watchdog
 }
 
 // child is one run of a daemon.
@@ -41,12 +62,7 @@ func keep(ctx context.Context, cfg Config, s Spec) (*keeper, error) {
 	// The keeper must outlive ctx: what ends with ctx is Up, which then stops the keepers one by one.
 	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	k := &keeper{cfg: cfg, spec: s, cancel: cancel, done: make(chan struct{})}
-	c, err := k.start()
-	if err == nil {
-		if err = k.waitHealthy(ctx, c); err != nil {
-			k.end(c)
-		}
-	}
+	c, err := k.first(ctx, run)
 	if err != nil {
 		cancel()
 		return nil, err
@@ -54,6 +70,35 @@ func keep(ctx context.Context, cfg Config, s Spec) (*keeper, error) {
 	cfg.Log.Info("daemon is up", "daemon", s.Name, "pid", c.cmd.Process.Pid)
 	go k.loop(run, c)
 	return k, nil
+}
+
+// first starts the daemon for the first time and waits until it is healthy.
+func (k *keeper) first(ctx, run context.Context) (*child, error) {
+	if k.spec.Watchdog > 0 {
+		n, err := listen(filepath.Join(k.cfg.Inst.RunDir(), "notify", k.spec.Name), k.spec.UID)
+		if err != nil {
+			return nil, err
+		}
+		k.notify = n
+	}
+	c, err := k.start(run)
+	if err == nil {
+		if err = k.waitHealthy(ctx, c); err != nil {
+			k.end(c)
+		}
+	}
+	if err != nil {
+		k.deafen()
+		return nil, err
+	}
+	return c, nil
+}
+
+// deafen ends the notify socket, where there is one.
+func (k *keeper) deafen() {
+	if k.notify != nil {
+		k.notify.close()
+	}
 }
 
 // stop ends the daemon: SIGTERM, then cgroup.kill after the grace. It returns when the daemon is gone.
@@ -64,7 +109,8 @@ func (k *keeper) stop() {
 
 func (k *keeper) loop(ctx context.Context, c *child) {
 	defer close(k.done)
-	var backoff time.Duration
+	defer k.deafen()
+	wait := backoff{quick: k.spec.Quick}
 	for {
 		select {
 		case <-ctx.Done():
@@ -73,18 +119,18 @@ func (k *keeper) loop(ctx context.Context, c *child) {
 		case <-c.exited:
 		}
 		if time.Since(c.begun) > settled {
-			backoff = 0
+			wait = backoff{quick: k.spec.Quick}
 		}
-		k.cfg.Log.Error("daemon died: starting it again", "daemon", k.spec.Name, "how", exitText(c.err), "last", c.lastWords(k.spec.LogFile), "wait", backoff)
+		k.cfg.Log.Error("daemon died: starting it again", "daemon", k.spec.Name, "how", exitText(c.err), "last", c.lastWords(k.spec.LogFile), "wait", wait.next)
 		for c = nil; c == nil; {
-			if !pause(ctx, backoff) {
+			if !pause(ctx, wait.next) {
 				k.clear()
 				return
 			}
-			backoff = min(max(2*backoff, 100*time.Millisecond), maxBackoff)
+			wait.grow()
 			next, err := k.restart(ctx)
 			if err != nil {
-				k.cfg.Log.Error("starting the daemon again", "daemon", k.spec.Name, "err", err, "wait", backoff)
+				k.cfg.Log.Error("starting the daemon again", "daemon", k.spec.Name, "err", err, "wait", wait.next)
 			}
 			c = next
 		}
@@ -96,11 +142,11 @@ func (k *keeper) restart(ctx context.Context) (*child, error) {
 	if err := sweep(ctx, k.cfg, k.spec); err != nil {
 		return nil, err
 	}
-	return k.start()
+	return k.start(ctx)
 }
 
-// start runs the daemon once, inside its cgroup from its first instruction on.
-func (k *keeper) start() (*child, error) {
+// start runs the daemon once, inside its cgroup from its first instruction on, and watches it until ctx ends.
+func (k *keeper) start(ctx context.Context) (*child, error) {
 	s := k.spec
 	log, err := os.OpenFile(s.LogFile, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o640) // logs carry no secrets
 	if err != nil {
@@ -112,7 +158,10 @@ func (k *keeper) start() (*child, error) {
 		return nil, fmt.Errorf("opening its log: %w", err)
 	}
 	cmd := exec.Command(s.Path, s.Args...)
-	cmd.Env, cmd.Dir, cmd.Stdout, cmd.Stderr = s.Env, "/", log, log
+	cmd.Env, cmd.Dir, cmd.Stdout, cmd.Stderr = slices.Clone(s.Env), "/", log, log
+	if k.notify != nil {
+		cmd.Env = append(cmd.Env, k.notify.env(s.Watchdog)...)
+	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Setsid: true, // a Ctrl-C at the terminal reaches the supervisor alone, which stops them in order
 	}
@@ -132,11 +181,17 @@ func (k *keeper) start() (*child, error) {
 		k.end(c)
 		return nil, fmt.Errorf("noting its pid: %w", err)
 	}
+	if k.notify != nil {
+		go k.watchdog(ctx, c)
+	}
 	return c, nil
 }
 
-// prepare does what needs a privilege that the daemon itself does not have.
+// prepare does what must be done before the first instruction, or needs a privilege that the daemon has not.
 func (k *keeper) prepare(pid int) {
+	if k.notify != nil {
+		k.notify.expect(pid)
+	}
 	if k.spec.Nice == 0 {
 		return
 	}

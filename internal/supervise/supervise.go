@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tagout/internal/instance"
+	"tagout/internal/lease"
 )
 
 // Spec describes one daemon. Everything is absolute and resolved.
@@ -35,6 +36,12 @@ type Spec struct {
 	Socket  string    // where GET /healthz is answered
 	LogFile string
 	PidFile string
+
+	// Watchdog is how long the daemon may go without saying, over sd_notify, that it makes progress, before it is
+	// killed and started again; 0: it says nothing.
+	Watchdog time.Duration
+	// Quick is how often it is started again within 100 ms before the wait grows.
+	Quick int
 }
 
 // Cgroups is what the supervisor needs of the cgroup hierarchy.
@@ -54,6 +61,9 @@ type Config struct {
 	Specs   []Spec        // in start order; nil: Specs(Inst, BinDir, Cgroups)
 	Start   time.Duration // how long one daemon may take to become healthy; 0: 15 s
 	Grace   time.Duration // between SIGTERM and cgroup.kill; 0: 5 s
+
+	Watchdog time.Duration // killswitchd's, in the default Specs; 0: lease.Default's
+	Alive    func()        // called every second while Up works; nil: nobody is told
 }
 
 // DefaultSpecs returns the five daemons in start order.
@@ -132,13 +142,41 @@ func Up(ctx context.Context, cfg Config) error {
 	if cfg.Ready != nil {
 		cfg.Ready()
 	}
-	<-ctx.Done()
+	stayAlive(ctx, cfg.Alive)
 	return nil
 }
 
+// alivePeriod is how often Config.Alive is called.
+const alivePeriod = time.Second
+
+// stayAlive returns when ctx ends.
+func stayAlive(ctx context.Context, alive func()) {
+	if alive == nil {
+		<-ctx.Done()
+		return
+	}
+	for {
+		alive()
+		if !pause(ctx, alivePeriod) {
+			return
+		}
+	}
+}
+
+// quickRestarts is how often killswitchd is started again at once: while it is away, a lease runs.
+const quickRestarts = 20
+
 func withDefaults(cfg Config) Config {
+	if cfg.Watchdog == 0 {
+		cfg.Watchdog = lease.Default.Watchdog
+	}
 	if cfg.Specs == nil {
 		cfg.Specs = DefaultSpecs(cfg.Inst, cfg.BinDir, cfg.Cgroups)
+		for i := range cfg.Specs {
+			if cfg.Specs[i].Name == instance.Killswitchd {
+				cfg.Specs[i].Watchdog, cfg.Specs[i].Quick = cfg.Watchdog, quickRestarts
+			}
+		}
 	}
 	cfg.Specs = append([]Spec(nil), cfg.Specs...) // placeBinaries changes paths
 	if cfg.Start == 0 {

@@ -253,7 +253,7 @@ func TestUpTakesOver(t *testing.T) {
 	k := &keeper{cfg: withDefaults(b.cfg), spec: b.cfg.Specs[0]}
 	k.spec.Path = os.Args[0]
 	k.spec.UID = 0
-	stale, err := k.start()
+	stale, err := k.start(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
