@@ -27,10 +27,12 @@ var attackPy string
 
 // Servers of this file beside the practice internet's own, all on the address of its file server.
 const (
-	portWeb  = 8081 // plain.vendor.test: notes every request that arrives
-	portEcho = 7100 // echo.vendor.test: sends back what it gets, and closes when the other side does
-	portSlow = 7101 // slow.vendor.test: reads nothing until it is let
-	portMany = 7102 // many.vendor.test: sends manyBytes
+	portWeb   = 8081 // plain.vendor.test: notes every request that arrives
+	portEcho  = 7100 // echo.vendor.test: sends back what it gets, and closes when the other side does
+	portSlow  = 7101 // slow.vendor.test: reads nothing until it is let
+	portMany  = 7102 // many.vendor.test: sends manyBytes
+	portSSH   = 22   // echoes too: an allowed name's port that the card has not
+	portNaive = 7103 // naive.vendor.test: relays to the slow one, without half-closes
 )
 
 // manyBytes stands for the 10 GB of E26; it fits into no buffer on the way.
@@ -51,6 +53,7 @@ egress:
     - {host: echo.vendor.test, ports: [7100], protocol: tcp}
     - {host: slow.vendor.test, ports: [7101], protocol: tcp}
     - {host: many.vendor.test, ports: [7102], protocol: tcp}
+    - {host: naive.vendor.test, ports: [7103], protocol: tcp}
     - {host: "*.turn.test", ports: [7100], protocol: tcp}
     - {host: granted.test, ports: [7100], protocol: tcp, addresses: [PRIVATE]}
     - {host: bücher.vendor.test, ports: [443], protocol: tls}
@@ -59,8 +62,8 @@ limits: {pids: 128, memory: 512MiB, cpus: 1, openFiles: 16384}
 stop: {authority: "Ada Operator", maxTime: 60s}
 `
 
-// uncheckedCard allows two of the same servers as plain TCP: nobody looks at what is said there. It shows what
-// would come of an attack without the check that stops it.
+// uncheckedCard allows two of the same servers as plain TCP, where nobody looks at what is said, and what casesCard
+// does not have at all. It shows what would come of an attack without the check that stops it.
 const uncheckedCard = `apiVersion: tagout/v1
 kind: Card
 name: unchecked
@@ -70,6 +73,9 @@ egress:
   allow:
     - {host: svc.own.test, ports: [443], protocol: tcp}
     - {host: plain.vendor.test, ports: [8081], protocol: tcp}
+    - {host: api.vendor.test, ports: [22], protocol: tcp}
+    - {host: elsewhere.test, ports: [7100], protocol: tcp}
+    - {host: mirror.evil.test, ports: [80], protocol: http}
 stop: {authority: "Ada Operator", maxTime: 60s}
 `
 
@@ -88,29 +94,51 @@ type cases struct {
 }
 
 // TestEgressCases walks the field cases E01 to E26 in the practice internet, each from inside a real kid. What
-// shows that a case would fail without its protection is named beside it.
+// shows that a case would fail without its protection is named beside it, or is the control that runs after it.
 func TestEgressCases(t *testing.T) {
 	t.Parallel()
 	c := startCases(t)
 	for _, tc := range []struct {
 		id  string
 		run func(*cases)
+		off func(*cases) // the same with the protection off; nil where run shows that itself
 	}{
-		{"E01", (*cases).dataInNames}, {"E02", (*cases).emptyAllowlist}, {"E03", (*cases).otherResolvers},
-		{"E04", (*cases).randomToResolver}, {"E05", (*cases).oddQueries}, {"E06", (*cases).otherTypes},
-		{"E07", (*cases).namesInDisguise}, {"E08", (*cases).singleLabels}, {"E09", (*cases).privateAnswers},
-		{"E10", (*cases).answersThatChange}, {"E11", (*cases).splitHello}, {"E12", (*cases).namesThatDisagree},
-		{"E13", (*cases).badHellos}, {"E14", (*cases).ambiguousHTTP}, {"E15", (*cases).connectElsewhere},
-		{"E16", (*cases).almostTheName}, {"E17", (*cases).addressesInDisguise}, {"E18", (*cases).methodsAndPaths},
-		{"E19", (*cases).denyWins}, {"E20", (*cases).badCards}, {"E21", (*cases).deniedRedirect},
-		{"E22", (*cases).otherProtocols}, {"E23", (*cases).theBoxItself}, {"E24", (*cases).featureMissing},
-		{"E26", (*cases).countsAndHalfClose}, {"E25", (*cases).tenThousandConnections},
+		{"E01", (*cases).dataInNames, nil},
+		{"E02", (*cases).emptyAllowlist, nil},
+		{"E03", (*cases).otherResolvers, nil},
+		{"E04", (*cases).randomToResolver, (*cases).randomArrives},
+		{"E05", (*cases).oddQueries, (*cases).oddQueriesAnswered},
+		{"E06", (*cases).otherTypes, nil},
+		{"E07", (*cases).namesInDisguise, nil},
+		{"E08", (*cases).singleLabels, nil},
+		{"E09", (*cases).privateAnswers, nil},
+		{"E10", (*cases).answersThatChange, (*cases).firstAddressOnly},
+		{"E11", (*cases).splitHello, (*cases).splitHelloUnread},
+		{"E12", (*cases).namesThatDisagree, nil},
+		{"E13", (*cases).badHellos, nil},
+		{"E14", (*cases).ambiguousHTTP, nil},
+		{"E15", (*cases).connectElsewhere, (*cases).connectAllowed},
+		{"E16", (*cases).almostTheName, nil},
+		{"E17", (*cases).addressesInDisguise, (*cases).disguisesWork},
+		{"E18", (*cases).methodsAndPaths, nil},
+		{"E19", (*cases).denyWins, nil},
+		{"E20", (*cases).badCards, nil},
+		{"E21", (*cases).deniedRedirect, (*cases).redirectFollowed},
+		{"E22", (*cases).otherProtocols, nil},
+		{"E23", (*cases).theBoxItself, (*cases).socketsAnswer},
+		{"E24", (*cases).featureMissing, nil},
+		{"E26", (*cases).countsAndHalfClose, (*cases).naiveRelay},
+		{"E25", (*cases).tenThousandConnections, nil},
 	} {
 		t.Run(tc.id, func(t *testing.T) { tc.run(c.on(t)) })
+		if tc.off != nil {
+			c.control(t, tc.id, tc.off)
+		}
 	}
-	if contacts := c.box.Net.Attacker.Contacts(); len(contacts) != 0 {
+	if contacts := c.fromKids(); len(contacts) != 0 {
 		t.Errorf("the attacker was reached: %+v", contacts)
 	}
+	c.control(t, "E04 and E23", (*cases).wallsDown)
 }
 
 func startCases(t *testing.T) *cases {
@@ -118,15 +146,17 @@ func startCases(t *testing.T) *cases {
 	var mu sync.Mutex
 	c := &cases{t: t, box: testenv.Start(t), web: &webLog{}, read: sync.NewCond(&mu), let: new(bool), slow: &atomic.Int64{}}
 	at := c.box.Net.FilesAddr()
-	for _, name := range []string{"plain.vendor.test", "echo.vendor.test", "slow.vendor.test", "many.vendor.test", "intranet"} {
+	for _, name := range []string{"plain.vendor.test", "echo.vendor.test", "slow.vendor.test", "many.vendor.test", "naive.vendor.test", "elsewhere.test", "intranet"} {
 		c.box.Net.DNS.SetHost(name, at)
 	}
 	web := &http.Server{Handler: c.web}
-	go web.Serve(c.listen(portWeb))
+	go web.Serve(c.listen(at, portWeb))
 	t.Cleanup(func() { web.Close() })
-	c.serve(portEcho, func(conn *net.TCPConn) { io.Copy(conn, conn); conn.CloseWrite() })
-	c.serve(portMany, func(conn *net.TCPConn) { conn.Write(make([]byte, manyBytes)); conn.CloseWrite() })
-	c.serve(portSlow, func(conn *net.TCPConn) {
+	c.serve(at, portEcho, echo)
+	c.serve(c.box.Net.APIAddr(), portSSH, echo)
+	c.serve(at, portNaive, c.serveNaive)
+	c.serve(at, portMany, func(conn *net.TCPConn) { conn.Write(make([]byte, manyBytes)); conn.CloseWrite() })
+	c.serve(at, portSlow, func(conn *net.TCPConn) {
 		c.read.L.Lock()
 		for !*c.let {
 			c.read.Wait()
@@ -158,13 +188,18 @@ func (c *cases) letRead() {
 	c.read.Broadcast()
 }
 
-// listen listens on the file server's address inside the practice internet.
-func (c *cases) listen(port uint16) net.Listener {
+func echo(conn *net.TCPConn) {
+	io.Copy(conn, conn)
+	conn.CloseWrite()
+}
+
+// listen listens on one address inside the practice internet, and on no other: what is dead in a case must be.
+func (c *cases) listen(at netip.Addr, port uint16) net.Listener {
 	c.t.Helper()
 	var l net.Listener
 	err := c.box.Net.Do(func() error {
 		var err error
-		l, err = net.Listen("tcp4", fmt.Sprintf(":%d", port))
+		l, err = net.Listen("tcp4", netip.AddrPortFrom(at, port).String())
 		return err
 	})
 	if err != nil {
@@ -174,9 +209,9 @@ func (c *cases) listen(port uint16) net.Listener {
 	return l
 }
 
-func (c *cases) serve(port uint16, answer func(*net.TCPConn)) {
+func (c *cases) serve(at netip.Addr, port uint16, answer func(*net.TCPConn)) {
 	c.t.Helper()
-	l := c.listen(port)
+	l := c.listen(at, port)
 	go func() {
 		for {
 			conn, err := l.Accept()
@@ -278,11 +313,20 @@ func (c *cases) tryAttack(kid string, steps ...step) ([]outcome, error) {
 	if err != nil {
 		return nil, err
 	}
+	out, err := outcomes(strings.NewReader(got.Stdout), len(steps))
+	if err != nil {
+		err = fmt.Errorf("%w: %s", err, got.Stderr)
+	}
+	return out, err
+}
+
+// outcomes reads what attack.py printed about n steps.
+func outcomes(r io.Reader, n int) ([]outcome, error) {
 	var out []outcome
-	for dec := json.NewDecoder(strings.NewReader(got.Stdout)); len(out) < len(steps); {
+	for dec := json.NewDecoder(r); len(out) < n; {
 		var o outcome
 		if err := dec.Decode(&o); err != nil {
-			return nil, fmt.Errorf("the attack broke off at step %d: %w: %s", len(out), err, got.Stderr)
+			return nil, fmt.Errorf("the attack broke off at step %d: %w", len(out), err)
 		}
 		out = append(out, o)
 	}

@@ -67,6 +67,7 @@ func (c *cases) grantedAddress() {
 	}); err != nil {
 		c.t.Fatal(err)
 	}
+	c.serve(netip.MustParseAddr(private), portEcho, echo)
 	run("route", "add", private, "via", c.box.Net.FilesAddr().String())
 	defer run("route", "del", private, "via", c.box.Net.FilesAddr().String())
 	for _, name := range []string{"granted.test", "other.turn.test"} {
@@ -80,9 +81,7 @@ func (c *cases) grantedAddress() {
 // E10. Every lookup brings another set with a TTL of 0: with an address first that refuses, with one that nobody
 // has, and with one of somebody else. A connection that stands lives through it.
 func (c *cases) answersThatChange() {
-	live := c.box.Net.FilesAddr()
-	dead := c.box.Net.DNSAddr()          // nothing listens at this port
-	nobody := c.box.Net.OwnAddr().Next() // no answer at all
+	live, dead, nobody := c.box.Net.FilesAddr(), c.deadAddr(), c.nobodyAddr()
 	c.box.Net.DNS.Rotate("a.turn.test", []netip.Addr{dead, live}, []netip.Addr{nobody, live}, []netip.Addr{c.box.Net.EvilAddr(), live})
 	defer c.box.Net.DNS.Rotate("a.turn.test")
 	long := make(chan []outcome, 1)
@@ -119,8 +118,11 @@ func (c *cases) answersThatChange() {
 	}
 }
 
-// E21. The first half comes, the second is at a host that no card names. The proxy off: E14 shows that a
-// request is answered by whoever it reaches, and no request of this reaches anybody.
+// deadAddr is an address at which nothing listens; at nobodyAddr there is not even a machine.
+func (c *cases) deadAddr() netip.Addr   { return c.box.Net.DNSAddr() }
+func (c *cases) nobodyAddr() netip.Addr { return c.box.Net.OwnAddr().Next().Next() }
+
+// E21. The first half comes, the second is at a host that no card names.
 func (c *cases) deniedRedirect() {
 	const name = "mirror.evil.test"
 	get := func(url string) string {
