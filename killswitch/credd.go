@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
+	"net/url"
 
 	"golang.org/x/sys/unix"
 
@@ -23,13 +24,16 @@ type Credd struct {
 // NewCredd returns the client for the socket at path. Nothing is dialled yet.
 func NewCredd(path string) Credd { return Credd{client: control.NewClient(path), path: path} }
 
-// Revoke has credd forget the tokens of the sessions in r.
+// Revoke has credd forget the tokens of the sessions in r. An answer that is not this order's is an error.
 func (c Credd) Revoke(ctx context.Context, r wire.RevokeRequest) (int, error) {
 	// Each call dials: a connection that was kept open may lead to a credd that is dead.
 	defer c.client.CloseIdle()
 	var reply wire.RevokeReply
 	if err := c.client.Call(ctx, http.MethodPost, "/v1/revoke", r, &reply); err != nil {
 		return 0, err
+	}
+	if reply.Nonce != r.Nonce {
+		return 0, errors.New("credd answered another order than this one")
 	}
 	return reply.Revoked, nil
 }
@@ -64,4 +68,14 @@ func (c Credd) Server(ctx context.Context) (pid int, err error) {
 func (c Credd) Reachable(ctx context.Context) error {
 	defer c.client.CloseIdle()
 	return c.client.Call(ctx, http.MethodGet, "/healthz", nil, nil)
+}
+
+// Active asks credd whether it would accept a token now.
+func (c Credd) Active(ctx context.Context, token string) (bool, error) {
+	defer c.client.CloseIdle()
+	var out wire.Introspection
+	if err := c.client.Form(ctx, "/introspect", url.Values{"token": {token}}, &out); err != nil {
+		return false, err
+	}
+	return out.Active, nil
 }

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -93,6 +94,11 @@ func (c *Client) Call(ctx context.Context, method, route string, in, out any) er
 	if err != nil {
 		return err
 	}
+	return c.decode(resp, method, route, out)
+}
+
+// decode reads the answer to its end.
+func (c *Client) decode(resp *http.Response, method, route string, out any) (err error) {
 	defer resp.Body.Close() // read to the end below
 	if out != nil {
 		err = json.NewDecoder(resp.Body).Decode(out)
@@ -102,6 +108,15 @@ func (c *Client) Call(ctx context.Context, method, route string, in, out any) er
 		return fmt.Errorf("reading the answer of %s %s: %w", method, route, err)
 	}
 	return nil
+}
+
+// Form posts a form and decodes the answer into out. It fails as Call does.
+func (c *Client) Form(ctx context.Context, route string, form url.Values, out any) error {
+	resp, err := c.do(ctx, http.MethodPost, route, strings.NewReader(form.Encode()), "application/x-www-form-urlencoded")
+	if err != nil {
+		return err
+	}
+	return c.decode(resp, http.MethodPost, route, out)
 }
 
 // Each sends in and calls fn with every JSON line of the answer until it ends or fn fails.
@@ -137,12 +152,17 @@ func (c *Client) send(ctx context.Context, method, route string, in any) (*http.
 		}
 		body = bytes.NewReader(raw)
 	}
+	return c.do(ctx, method, route, body, "application/json")
+}
+
+// do sends body, which may be nil. An answer that is a refusal is an *Error.
+func (c *Client) do(ctx context.Context, method, route string, body io.Reader, kind string) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, "http://tagout"+route, body)
 	if err != nil {
 		return nil, fmt.Errorf("calling %s %s: %w", method, route, err)
 	}
-	if in != nil {
-		req.Header.Set("Content-Type", "application/json")
+	if body != nil {
+		req.Header.Set("Content-Type", kind)
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {

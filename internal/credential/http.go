@@ -40,6 +40,11 @@ func (s *Service) admitGroup(h http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
+func (s *Service) isKillswitchd(r *http.Request) bool {
+	peer, ok := control.PeerOf(r.Context())
+	return ok && peer.UID == uint32(s.cfg.Peers.Killswitchd) // ids are not negative
+}
+
 func actor(r *http.Request) string {
 	peer, ok := control.PeerOf(r.Context())
 	if !ok {

@@ -47,6 +47,9 @@ func (s *Service) mintTokens(ctx context.Context, req *wire.MintRequest) (map[st
 	for _, secret := range req.Secrets {
 		h.secrets = append(h.secrets, secret.Name)
 	}
+	if req.Proof {
+		h.secrets = append(h.secrets, wire.ProofSecret)
+	}
 	if req.TTL > 0 {
 		h.expires = s.cfg.Boottime() + req.TTL
 	}

@@ -17,7 +17,7 @@ func (s *Service) endSession(w http.ResponseWriter, r *http.Request) {
 	if found {
 		entries = append(entries, e)
 	}
-	s.acknowledge(w, r, entries, tokens, start)
+	s.acknowledge(w, r, wire.RevokeReply{Revoked: tokens}, entries, start)
 }
 
 func (s *Service) revoke(w http.ResponseWriter, r *http.Request) {
@@ -37,14 +37,14 @@ func (s *Service) revoke(w http.ResponseWriter, r *http.Request) {
 	} else {
 		entries, tokens = s.tokens.revokeMarks(req.Marks)
 	}
-	s.acknowledge(w, r, entries, tokens, start)
+	s.acknowledge(w, r, wire.RevokeReply{Revoked: tokens, Nonce: req.Nonce}, entries, start)
 }
 
 // acknowledge answers a revocation and only then writes it down: neither the ledger nor the audit log may
 // make anybody wait.
-func (s *Service) acknowledge(w http.ResponseWriter, r *http.Request, entries []revocation, tokens int, start time.Time) {
-	deliver(w, wire.RevokeReply{Revoked: tokens}) // the tokens are gone whether the caller hears of it or not
-	s.cfg.Metrics.Revoked(tokens, time.Since(start))
+func (s *Service) acknowledge(w http.ResponseWriter, r *http.Request, reply wire.RevokeReply, entries []revocation, start time.Time) {
+	deliver(w, reply) // the tokens are gone whether the caller hears of it or not
+	s.cfg.Metrics.Revoked(reply.Revoked, time.Since(start))
 	s.ledger.append(entries)
 	for _, e := range entries {
 		s.cfg.Audit.Log(audit.Record{Event: audit.EventTokenRevoked, Session: e.Session, Kid: e.Kid, Mark: e.Mark,

@@ -21,8 +21,9 @@
 //	               POST   /v1/order                SignedOrder -> a stop's stream of StopEvent, or a release's Tag
 //	               POST   /v1/clear                Scope -> 200, or 423 with a Problem while a tag hangs on it
 //	               GET    /v1/status               KillStatus
+//	               POST   /v1/proof                proves the layers now -> ProofReport; only uid 0
 //	sandboxd       POST   /v1/kids                 SpawnRequest -> Kid
-//	               GET    /v1/kids                 []Kid
+//	               GET    /v1/kids[?all=1]         []Kid; with all also those of proofs
 //	               GET    /v1/kids/{kid}           Kid
 //	               DELETE /v1/kids/{kid}?reason=…  idempotent
 //	               POST   /v1/kids/{kid}/exec      ExecRequest -> stream of ExecFrame, one JSON a line
@@ -30,6 +31,8 @@
 //	               POST   /v1/kids/{kid}/grants    GrantRequest -> Grant
 //	               GET    /v1/kids/{kid}/grants    []Grant, those that hold
 //	               DELETE /v1/kids/{kid}/grants/{id}?by=…&reason=…  cuts what lived on it; idempotent
+//	               POST   /v1/proof                ProofKid, which lives until the connection ends; uid 0 and killswitchd
+//	               DELETE /v1/proof                destroys what proofs have left; likewise
 package wire
 
 import (
@@ -142,6 +145,7 @@ type StopRequest struct {
 	By     string  `json:"by"`
 	Reason string  `json:"reason"`
 	Cause  string  `json:"cause,omitempty"` // "order" unless something else pulled the switch
+	Nonce  string  `json:"nonce,omitempty"` // of a proof: killswitchd knows its own orders by it
 }
 
 // State is how far a layer got at one enforcement point. Complete is said only of what was observed.
@@ -232,12 +236,16 @@ type SignedOrder struct {
 type KillStatus struct {
 	Layers map[Layer]LayerStatus `json:"layers"`
 	Tags   []Tag                 `json:"tags"`
+	Every  time.Duration         `json:"proof_every_ns"`
+	Busy   bool                  `json:"proving"` // a proof is under way, or about to be tried for the first time
 }
 
-// LayerStatus says whether a layer could fire now.
+// LayerStatus says whether a layer could fire now, and what its lamp shows.
 type LayerStatus struct {
-	Armed  bool   `json:"armed"`
-	Detail string `json:"detail,omitempty"`
+	Armed  bool       `json:"armed"` // it could fire now; the lamp asks for a proof as well
+	State  LampState  `json:"state"`
+	Detail string     `json:"detail,omitempty"` // why it is degraded, or what is wrong all the same
+	Proof  *LastProof `json:"proof,omitempty"`  // nil: none was carried out yet
 }
 
 // SpawnRequest asks for a kid. Card is the card's YAML text; InputDir resolves its relative input paths.
@@ -273,6 +281,7 @@ type Kid struct {
 	Cgroup  string                   `json:"cgroup"`
 	Created time.Time                `json:"created"`
 	Timings map[string]time.Duration `json:"timings_ns,omitempty"` // stage -> duration
+	Proof   bool                     `json:"proof,omitempty"`      // killswitchd's own, for one proof
 }
 
 // ExecRequest runs a command in a kid. Stdin is sent whole; nil means an empty input.
@@ -306,7 +315,8 @@ type MintRequest struct {
 	Card    string        `json:"card"`
 	Mark    uint32        `json:"mark"`
 	Secrets []MintSecret  `json:"secrets"`
-	TTL     time.Duration `json:"ttl_ns"` // 0: until the session ends
+	TTL     time.Duration `json:"ttl_ns"`          // 0: until the session ends
+	Proof   bool          `json:"proof,omitempty"` // one token more, for ProofSecret
 }
 
 // MintSecret names one vault entry of a session's scope.
@@ -339,11 +349,13 @@ type ResolveReply struct {
 type RevokeRequest struct {
 	Marks []uint32 `json:"marks,omitempty"`
 	All   bool     `json:"all,omitempty"`
+	Nonce string   `json:"nonce,omitempty"` // comes back in the reply
 }
 
 // RevokeReply acknowledges: from now on no token of those sessions is accepted.
 type RevokeReply struct {
-	Revoked int `json:"revoked"` // tokens forgotten
+	Revoked int    `json:"revoked"` // tokens forgotten
+	Nonce   string `json:"nonce,omitempty"`
 }
 
 // Introspection is RFC 7662's answer.
