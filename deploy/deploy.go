@@ -4,7 +4,7 @@ package deploy
 
 import "embed"
 
-// Cards holds cards/practice.yaml and cards/drill.yaml.
+// Cards holds cards/practice.yaml, cards/drill.yaml and cards/tagout-proof.yaml, that of killswitchd's canary kids.
 //
 //go:embed cards/*.yaml
 var Cards embed.FS

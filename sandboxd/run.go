@@ -101,6 +101,10 @@ func Run(ctx context.Context, cfg Config, serve Serve) error {
 	wg.Go(func() { health.note(follower.Run(ctx)) })
 	mux := http.NewServeMux()
 	api.Register(mux, api.Config{Kids: manager, Plan: PlanFromCard, PlanEgress: EgressFromCard, MayGrant: mayGrant(cfg.Authorities)})
+	api.RegisterProofs(mux, api.ProofConfig{
+		Proofs: manager, Killswitchd: cfg.Inst.UID(instance.Killswitchd), Ending: ctx.Done(),
+		Plan: func() (kids.Plan, error) { return proofPlan(cfg.Inst.Gateway().String()) },
+	})
 	return serve(ctx, mux, health.err)
 }
 

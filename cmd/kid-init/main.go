@@ -4,7 +4,8 @@
 // its own, so that they may not signal or trace it.
 //
 // With the argument "hold" it waits for the end of its standard input instead: that is how sandboxd holds a
-// new user and network namespace open until it has pinned them.
+// new user and network namespace open until it has pinned them. With "proof ADDRESS NAME" it looks NAME up at the
+// resolver at ADDRESS, again and again: that is the kid of one of killswitchd's proofs.
 package main
 
 import (
@@ -21,6 +22,9 @@ func main() {
 	if len(os.Args) == 2 && os.Args[1] == "hold" {
 		hold()
 		return
+	}
+	if len(os.Args) == 4 && os.Args[1] == "proof" {
+		lookUp(os.Args[2], os.Args[3])
 	}
 	for {
 		unix.Pause() // it only ever returns EINTR

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"slices"
 
 	"tagout/internal/control"
 	"tagout/internal/reason"
@@ -85,8 +86,13 @@ func (s server) spawn(w http.ResponseWriter, r *http.Request) {
 	control.Reply(w, kid)
 }
 
+// list leaves the kids of proofs out: nobody but killswitchd has anything to do with them.
 func (s server) list(w http.ResponseWriter, r *http.Request) {
-	control.Reply(w, s.kids.List(r.Context()))
+	kids := s.kids.List(r.Context())
+	if r.URL.Query().Get("all") == "" {
+		kids = slices.DeleteFunc(kids, func(k wire.Kid) bool { return k.Proof })
+	}
+	control.Reply(w, kids)
 }
 
 func (s server) get(w http.ResponseWriter, r *http.Request) {

@@ -11,12 +11,14 @@ import (
 	"net/netip"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
 	"tagout/internal/audit"
 	"tagout/internal/reason"
 	"tagout/internal/tally"
+	"tagout/internal/wire"
 )
 
 // Denial is one denial as the kernel reported it.
@@ -133,10 +135,17 @@ func (r *Reader) note(d Denial) {
 	if !r.ledger.told(d.Mark, d.Reason) {
 		return // its number was told when its session ended
 	}
-	r.cfg.Metrics.Denied(d.Reason, 1)
+	r.count(d.Mark, d.Reason, 1)
 	group := strconv.FormatUint(uint64(d.Mark), 16)
 	key := fmt.Sprint(d.PID, d.Comm, d.Hook, d.Reason, d.Proto, d.Dst)
 	r.tally.Add(group, key, func() audit.Record { return r.record(d) })
+}
+
+// count counts what somebody tried; a proof's own packets are nobody's attempt.
+func (r *Reader) count(mark uint32, code reason.Code, n uint64) {
+	if kid, _, _, _ := r.session(mark); !strings.HasPrefix(kid, wire.ProofPrefix) {
+		r.cfg.Metrics.Denied(code, n)
+	}
 }
 
 func (r *Reader) record(d Denial) audit.Record {
@@ -145,6 +154,9 @@ func (r *Reader) record(d Denial) audit.Record {
 		Fields: map[string]string{"hook": d.Hook},
 	}
 	rec.Kid, rec.Session, rec.Card, _ = r.session(d.Mark)
+	if strings.HasPrefix(rec.Kid, wire.ProofPrefix) {
+		rec.Outcome, rec.Detail = audit.OutcomeOK, "a proof of the network layer"
+	}
 	if d.PID > 0 {
 		rec.Process = &audit.Process{PID: d.PID, Comm: d.Comm, Exe: executable(d.PID)}
 	}

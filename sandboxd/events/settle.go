@@ -68,10 +68,12 @@ func (r *Reader) close(mark uint32) error {
 
 func (r *Reader) logFloods(floods []Flood) {
 	for _, f := range floods {
-		r.cfg.Metrics.Denied(f.Reason, f.Count)
+		r.count(f.Mark, f.Reason, f.Count)
 		rec := r.record(f.Denial)
 		rec.Count = f.Count
-		rec.Detail = "a flood of attempts, counted by destination; the process is that of the first"
+		if rec.Detail == "" {
+			rec.Detail = "a flood of attempts, counted by destination; the process is that of the first"
+		}
 		if f.Hook == "" {
 			rec.Fields, rec.Detail = nil, "a flood of attempts, counted by reason: their destinations were too many to keep"
 		}

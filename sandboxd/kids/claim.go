@@ -57,7 +57,7 @@ func (m *Manager) claim(r Request) (*kid, error) {
 	}
 	k.life.Lock()
 	m.kids[name] = k
-	m.cfg.Metrics.Kids(len(m.kids))
+	m.countKids()
 	return k, nil
 }
 

@@ -49,7 +49,9 @@ func (m *Manager) Destroy(ctx context.Context, name, actor, why string) error {
 	}
 	rec.Outcome = outcome
 	m.log(k, rec)
-	m.cfg.Metrics.Destroyed(outcome)
+	if !isProof(name) {
+		m.cfg.Metrics.Destroyed(outcome)
+	}
 	return err
 }
 
@@ -219,6 +221,6 @@ func (m *Manager) unclaim(k *kid) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.kids, k.name)
-	m.cfg.Metrics.Kids(len(m.kids))
+	m.countKids()
 	return nil
 }

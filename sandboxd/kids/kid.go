@@ -23,6 +23,8 @@ type kid struct {
 	pid    int    // of kid-init, 0 before it was created
 	cancel func() // ends a spawn that is under way
 
+	proofToken, noToken string // of a proof's kid: its token, or why it has none
+
 	life sync.Mutex // held by a spawn and by a teardown, so that they never overlap
 
 	gone     chan struct{} // closed when kid-init has ended
@@ -132,6 +134,6 @@ func (k *kid) view() wire.Kid {
 	}
 	return wire.Kid{
 		Name: k.name, Session: s.ID, State: state, Purpose: s.Purpose, Card: s.Card, Mark: s.Mark,
-		Addr: s.Addr, Cgroup: s.Cgroup, Created: s.Created, Timings: k.rec.Timings,
+		Addr: s.Addr, Cgroup: s.Cgroup, Created: s.Created, Timings: k.rec.Timings, Proof: isProof(k.name),
 	}
 }

@@ -52,6 +52,8 @@ type Manager struct {
 	last int             // index given out last; guarded by mu
 	seq  *sequence       // guarded by mu
 
+	proofs int // names of proofs' kids given out; guarded by mu
+
 	// For tests only.
 	fault      func(step string, done bool) error // before and after each spawn step; nil: none
 	unconfined bool

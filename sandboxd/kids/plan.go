@@ -28,6 +28,8 @@ type Plan struct {
 	Env       map[string]string
 	Limits    runtime.Limits
 	Stop      session.Stop
+	InitArgs  []string `json:",omitempty"` // for kid-init; none: it only waits
+	Proof     bool     `json:",omitempty"` // killswitchd's own kid, for one proof
 }
 
 // Request asks for a kid.
@@ -56,6 +58,9 @@ func (m *Manager) checkRequest(r Request) error {
 		if err := CheckName(r.Name); err != nil {
 			return err
 		}
+	}
+	if err := checkProofName(r); err != nil {
+		return err
 	}
 	if _, ok := m.cfg.Images[r.Plan.Image]; !ok {
 		return refuse(Invalid, reason.Malformed, "image %q is not known: this version has the image `host`", r.Plan.Image)
@@ -88,7 +93,7 @@ func (m *Manager) container(k *kid, mounts []runtime.Mount) runtime.Spec {
 	s := &k.rec.Session
 	first, count := m.cfg.Inst.KidUIDRange(s.Index)
 	return runtime.Spec{
-		ID: k.name, Root: m.rootDir(k), Init: m.cfg.Init,
+		ID: k.name, Root: m.rootDir(k), Init: m.cfg.Init, InitArgs: k.rec.Plan.InitArgs,
 		Mounts: append(mounts, runtime.Mount{Source: m.workspaceDir(k), Target: runtime.Home, Writable: true}),
 		UserNS: m.pins(k.name).User, NetNS: s.NetNS, UIDFirst: first, UIDCount: count,
 		Cgroup: m.cgroupRel(k.name), Limits: k.rec.Plan.Limits, Tmp: k.rec.Plan.Tmp,

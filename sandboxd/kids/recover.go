@@ -28,7 +28,7 @@ func (m *Manager) Recover(ctx context.Context) error {
 		k, why := m.adopt(ctx, name)
 		m.mu.Lock()
 		m.kids[name] = k
-		m.cfg.Metrics.Kids(len(m.kids))
+		m.countKids()
 		m.mu.Unlock()
 		if why == nil {
 			m.cfg.Log.Info("adopted a running kid", "kid", name, "pid", k.pid)
@@ -125,6 +125,8 @@ func (m *Manager) adopt(ctx context.Context, name string) (k *kid, why error) {
 		return k, docErr
 	case doc.ID != rec.Session.ID || doc.Mark != rec.Session.Mark:
 		return k, errors.New("its session document is another session's")
+	case rec.Plan.Proof:
+		return k, errors.New("it was there for one proof")
 	case rec.State != wire.KidRunning:
 		return k, fmt.Errorf("it was %s", rec.State)
 	}

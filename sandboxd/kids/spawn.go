@@ -60,8 +60,7 @@ func (m *Manager) Spawn(ctx context.Context, r Request) (wire.Kid, error) {
 	if err := m.runSteps(ctx, k, timings); err != nil {
 		return m.refused(r, k.name, began, m.rollback(ctx, k, m.whyCut(ctx, k, err)))
 	}
-	took := time.Since(began)
-	timings["total"] = took
+	timings["total"] = time.Since(began)
 	m.mu.Lock()
 	k.rec.Timings = timings
 	k.state = wire.KidRunning
@@ -72,9 +71,7 @@ func (m *Manager) Spawn(ctx context.Context, r Request) (wire.Kid, error) {
 	}
 	view := k.view()
 	m.mu.Unlock()
-	m.cfg.Metrics.Spawned(audit.OutcomeOK, took)
-	m.log(k, audit.Record{Event: audit.EventKidSpawned, Actor: r.Actor, Outcome: audit.OutcomeOK, Generation: k.rec.Session.Generation,
-		Process: &audit.Process{PID: k.pid}, Detail: r.Purpose, Fields: map[string]string{"took": took.String(), "image": r.Plan.Image}})
+	m.spawned(k, r)
 	return view, nil
 }
 
@@ -137,6 +134,9 @@ func (m *Manager) injected(name string, done bool) error {
 func (m *Manager) refused(r Request, name string, began time.Time, err error) (wire.Kid, error) {
 	if name == "" {
 		name = r.Name
+	}
+	if r.Plan.Proof {
+		return m.refusedProof(name, err)
 	}
 	outcome := audit.OutcomeFail
 	if KindOf(err) == Tagged || KindOf(err) == Unavailable {

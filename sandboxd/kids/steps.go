@@ -134,6 +134,10 @@ func (m *Manager) eachPoint(ctx context.Context, ask func(context.Context, Polic
 func (m *Manager) mintTokens(ctx context.Context, k *kid) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
+	if k.rec.Plan.Proof {
+		m.mintProof(ctx, k)
+		return nil
+	}
 	s := &k.rec.Session
 	ask := wire.MintRequest{Kid: k.name, Session: s.ID, Card: s.Card, Mark: s.Mark, Secrets: []wire.MintSecret{}}
 	for _, secret := range s.Secrets {

@@ -39,8 +39,9 @@ type Spec struct {
 	ID       string // also the host name
 	Root     string // directory; read-only inside
 	Mounts   []Mount
-	Init     string // path of kid-init on the host
-	UserNS   string // pinned namespaces
+	Init     string   // path of kid-init on the host
+	InitArgs []string // may be empty
+	UserNS   string   // pinned namespaces
 	NetNS    string
 	UIDFirst uint32 // what the user namespace maps, for the files that the runtime makes
 	UIDCount uint32

@@ -43,7 +43,7 @@ func build(s Spec) (*specs.Spec, error) {
 		Version:  "1.0.2",
 		Hostname: s.ID,
 		Root:     &specs.Root{Path: s.Root, Readonly: true},
-		Process:  process(Process{Argv: []string{initPath}, Env: []string{}, Dir: "/"}, InitUID),
+		Process:  process(Process{Argv: append([]string{initPath}, s.InitArgs...), Env: []string{}, Dir: "/"}, InitUID),
 		Mounts:   mounts(s),
 		Linux: &specs.Linux{
 			CgroupsPath:   s.Cgroup,

@@ -1,0 +1,68 @@
+package api
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"tagout/internal/control"
+	"tagout/internal/reason"
+	"tagout/internal/wire"
+	"tagout/sandboxd/kids"
+)
+
+// proofLife bounds how long the kid of a proof lives, whatever becomes of whoever asked for it.
+const proofLife = time.Minute
+
+// Proofs makes the kids of killswitchd's proofs; *kids.Manager is one.
+type Proofs interface {
+	SpawnProof(ctx context.Context, actor string, plan kids.Plan) (wire.ProofKid, error)
+	DestroyProofs(ctx context.Context, actor string) error
+}
+
+// ProofConfig is what the routes for killswitchd's proofs need.
+type ProofConfig struct {
+	Proofs      Proofs
+	Plan        func() (kids.Plan, error) // the only plan that these routes carry out
+	Killswitchd int                       // its uid; nobody else but root may ask
+	Ending      <-chan struct{}           // closed when sandboxd ends
+}
+
+// RegisterProofs adds the routes with which killswitchd gets the kids of its proofs.
+func RegisterProofs(mux *http.ServeMux, cfg ProofConfig) {
+	mux.HandleFunc("POST /v1/proof", control.Admit(cfg.spawn, 0, cfg.Killswitchd))
+	mux.HandleFunc("DELETE /v1/proof", control.Admit(cfg.destroy, 0, cfg.Killswitchd))
+}
+
+// spawn holds the answer open: when the connection breaks, because killswitchd has what it wanted or was killed, the
+// kid goes.
+func (c ProofConfig) spawn(w http.ResponseWriter, r *http.Request) {
+	plan, err := c.Plan()
+	if err != nil {
+		control.Refuse(w, http.StatusInternalServerError, reason.Internal, err.Error())
+		return
+	}
+	kid, err := c.Proofs.SpawnProof(r.Context(), actor(r), plan)
+	if err != nil {
+		refuse(w, err)
+		return
+	}
+	if control.NewStream(w).Send(kid) == nil {
+		limit := time.NewTimer(proofLife)
+		defer limit.Stop()
+		select {
+		case <-r.Context().Done():
+		case <-limit.C:
+		case <-c.Ending:
+		}
+	}
+	c.Proofs.DestroyProofs(context.WithoutCancel(r.Context()), actor(r)) // recorded there, and tried again until it is done
+}
+
+func (c ProofConfig) destroy(w http.ResponseWriter, r *http.Request) {
+	if err := c.Proofs.DestroyProofs(r.Context(), actor(r)); err != nil {
+		refuse(w, err)
+		return
+	}
+	control.Reply(w, struct{}{})
+}

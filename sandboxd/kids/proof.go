@@ -1,0 +1,117 @@
+package kids
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"tagout/internal/audit"
+	"tagout/internal/reason"
+	"tagout/internal/wire"
+)
+
+// isProof says whether a kid of this name is killswitchd's own, for one proof. Whoever asks for another kid cannot
+// have such a name.
+func isProof(name string) bool { return strings.HasPrefix(name, wire.ProofPrefix) }
+
+// SpawnProof makes the kid of one proof. Unlike any other kid it comes up without a token where credd gives none: it
+// is the proof that has to tell. There is one at a time.
+func (m *Manager) SpawnProof(ctx context.Context, actor string, plan Plan) (wire.ProofKid, error) {
+	name, err := m.proofName()
+	if err != nil {
+		return wire.ProofKid{}, err
+	}
+	view, err := m.Spawn(ctx, Request{Name: name, Purpose: "prove that the stop layers work", Actor: actor, Plan: plan})
+	if err != nil {
+		return wire.ProofKid{}, err
+	}
+	out := wire.ProofKid{Kid: view, MaxTime: plan.Stop.MaxTime}
+	m.mu.Lock()
+	k := m.kids[name]
+	m.mu.Unlock()
+	if k != nil {
+		k.life.Lock()
+		out.Token, out.NoToken = k.proofToken, k.noToken
+		k.life.Unlock()
+	}
+	return out, nil
+}
+
+// proofName returns a name that no proof has had since this manager began.
+func (m *Manager) proofName() (string, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, k := range m.kids {
+		if isProof(k.name) {
+			return "", refuse(Conflict, reason.OK, "%s of another proof is still %s", k.name, k.state)
+		}
+	}
+	m.proofs++
+	return fmt.Sprintf("%s%d", wire.ProofPrefix, m.proofs), nil
+}
+
+// DestroyProofs destroys every kid of a proof that there is.
+func (m *Manager) DestroyProofs(ctx context.Context, actor string) error {
+	m.mu.Lock()
+	var names []string
+	for name := range m.kids {
+		if isProof(name) {
+			names = append(names, name)
+		}
+	}
+	m.mu.Unlock()
+	var errs []error
+	for _, name := range names {
+		errs = append(errs, m.Destroy(ctx, name, actor, "the proof is over"))
+	}
+	return errors.Join(errs...)
+}
+
+// checkProofName refuses a proof's name to everybody else.
+func checkProofName(r Request) error {
+	if isProof(r.Name) != r.Plan.Proof {
+		return refuse(Invalid, reason.Malformed, "kid name %q: names that begin with %s are those of Tagout's own proofs: choose another", r.Name, wire.ProofPrefix)
+	}
+	return nil
+}
+
+// mintProof asks for the token that a proof revokes. A credd that gives none leaves the kid without.
+func (m *Manager) mintProof(ctx context.Context, k *kid) {
+	s := &k.rec.Session
+	reply, err := m.cfg.Credentials.Mint(ctx, wire.MintRequest{Kid: k.name, Session: s.ID, Card: s.Card, Mark: s.Mark, Secrets: []wire.MintSecret{}, Proof: true})
+	if err != nil {
+		k.noToken = err.Error()
+		return
+	}
+	if k.proofToken = reply.Tokens[wire.ProofSecret]; k.proofToken == "" {
+		k.noToken = "credd gave no token"
+	}
+}
+
+// countKids reports how many kids there are, proofs' not among them. Call it with mu held.
+func (m *Manager) countKids() {
+	n := 0
+	for name := range m.kids {
+		if !isProof(name) {
+			n++
+		}
+	}
+	m.cfg.Metrics.Kids(n)
+}
+
+// refusedProof is refused for a proof: killswitchd records why it could not be carried out.
+func (m *Manager) refusedProof(name string, err error) (wire.Kid, error) {
+	m.cfg.Log.Warn("spawning the kid of a proof", "kid", name, "error", err)
+	return wire.Kid{}, err
+}
+
+// spawned reports a kid that is up.
+func (m *Manager) spawned(k *kid, r Request) {
+	took := k.rec.Timings["total"]
+	if !r.Plan.Proof {
+		m.cfg.Metrics.Spawned(audit.OutcomeOK, took)
+	}
+	m.log(k, audit.Record{Event: audit.EventKidSpawned, Actor: r.Actor, Outcome: audit.OutcomeOK, Generation: k.rec.Session.Generation,
+		Process: &audit.Process{PID: k.pid}, Detail: r.Purpose, Fields: map[string]string{"took": took.String(), "image": r.Plan.Image}})
+}
