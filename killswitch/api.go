@@ -18,6 +18,7 @@ func (s *Switch) Routes(mux *http.ServeMux) {
 	mux.HandleFunc("GET /v1/tags", s.group(s.serveTags))
 	mux.HandleFunc("POST /v1/clear", s.group(s.serveClear))
 	mux.HandleFunc("GET /v1/status", s.group(s.serveStatus))
+	mux.HandleFunc("POST /v1/proof", control.Admit(s.serveProof, 0))
 }
 
 // group admits root and the instance's daemons.
@@ -46,7 +47,12 @@ func (s *Switch) serveStop(w http.ResponseWriter, r *http.Request) {
 	if peer, ok := control.PeerOf(r.Context()); ok && req.By == "" {
 		req.By = fmt.Sprintf("uid:%d", peer.UID)
 	}
-	h, err := s.Stop(Order{StopRequest: req, Received: received})
+	proof, err := s.isProof(r.Context(), &req)
+	if err != nil {
+		control.Refuse(w, http.StatusConflict, reason.OK, err.Error())
+		return
+	}
+	h, err := s.Stop(Order{StopRequest: req, Received: received, proof: proof})
 	if err != nil {
 		status := http.StatusBadRequest
 		if errors.Is(err, ErrUnknownKid) {

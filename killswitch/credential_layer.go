@@ -12,7 +12,7 @@ import (
 // is killed: without credd no token is accepted anywhere, and a new credd asks for the hanging tags before it
 // accepts one.
 func (s *Switch) fireCredential(r *run, found *future) {
-	req := wire.RevokeRequest{All: r.scope.All}
+	req := wire.RevokeRequest{All: r.scope.All, Nonce: r.nonce}
 	if !req.All {
 		blind := 0
 		for _, t := range found.get() {
@@ -39,6 +39,10 @@ func (s *Switch) fireCredential(r *run, found *future) {
 	n, err := s.revoke(req)
 	if err == nil {
 		r.emit(r.single, wire.LayerCredential, pointCredd, wire.StateObserved, fmt.Sprintf("%d tokens revoked", n))
+		return
+	}
+	if r.proof { // credd's death would take the tokens of real kids
+		r.emit(r.single, wire.LayerCredential, pointCredd, wire.StateFailed, fmt.Sprintf("%v: a stop would have killed it", err))
 		return
 	}
 	s.killCredd(r, err)

@@ -39,6 +39,9 @@ func (s *Switch) Run(ctx context.Context) error {
 	defer tick.Stop()
 	s.tick() // what hangs is in force before anything passes
 	others.Go(func() { s.keepLeases(ctx) })
+	if s.prover != nil {
+		go s.prover.run(ctx) // not waited for: it may be cleaning up
+	}
 	for {
 		select {
 		case <-tick.C:

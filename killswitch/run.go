@@ -22,6 +22,8 @@ type run struct {
 	cause  string
 	from   time.Time // first byte of the order, monotonic
 	single string    // the kid's name where the scope is one kid
+	proof  bool      // of a proof: it is no operator's stop, and leaves no record and no tag
+	nonce  string    // comes back with credd's answer
 
 	mu     sync.Mutex
 	events []wire.StopEvent
@@ -72,7 +74,7 @@ func (r *run) emit(kid string, layer wire.Layer, name string, state wire.State, 
 	}
 	r.signal()
 	r.mu.Unlock()
-	r.s.audit.send(r.record(audit.EventStopProgress, e))
+	r.send(r.record(audit.EventStopProgress, e))
 }
 
 // signal wakes the followers. r.mu is held.
@@ -108,7 +110,9 @@ func (r *run) addKids(ts []target) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, t := range ts {
-		r.kids = append(r.kids, t.kid)
+		if r.proof || !r.s.isProofKid(t.kid) { // it is stopped like any other, and is nobody's
+			r.kids = append(r.kids, t.kid)
+		}
 		if t.mark != 0 {
 			r.tag.Marks = append(r.tag.Marks, t.mark)
 		}
@@ -144,8 +148,15 @@ func (r *run) finish(contained bool, degraded []string) wire.StopReport {
 	if len(degraded) > 0 {
 		rec.Fields["degraded"] = strings.Join(degraded, "; ")
 	}
-	r.s.audit.send(rec)
+	r.send(rec)
 	return rep
+}
+
+// send records. What a proof has shown is one record of the prover's.
+func (r *run) send(rec audit.Record) {
+	if !r.proof {
+		r.s.audit.send(rec)
+	}
 }
 
 // follow calls fn with every event from the first on until the final one, which it does not pass on but

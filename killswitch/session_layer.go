@@ -73,7 +73,9 @@ func (s *Switch) seeDead(r *run, kid, dir string, ts []target) {
 	}
 	state, detail := s.describeSurvivors(dir, killErr)
 	r.emit(kid, wire.LayerSession, pointCgroup, state, detail)
-	go s.watchLate(r, kid, dir, ts)
+	if !r.proof { // sandboxd destroys a proof's kid
+		go s.watchLate(r, kid, dir, ts)
+	}
 }
 
 // killUntilEmpty thaws, waits and kills again until dir is empty or ctx ends.

@@ -14,11 +14,19 @@ const creddLook = 200 * time.Millisecond
 func (s *Switch) Status(ctx context.Context) wire.KillStatus {
 	look, cancel := context.WithTimeout(ctx, creddLook)
 	defer cancel()
-	return wire.KillStatus{Tags: s.Tags(), Layers: map[wire.Layer]wire.LayerStatus{
+	st := wire.KillStatus{Tags: s.Tags(), Layers: map[wire.Layer]wire.LayerStatus{
 		wire.LayerSession:    armed(s.cfg.Cgroups.CanKill(s.cfg.KidsDir), "run `tagout setup` again"),
 		wire.LayerNetwork:    armed(s.cfg.Network.Armed(), "run `tagout setup` again"),
 		wire.LayerCredential: armed(s.creddArmed(look), "start credd; a stop would kill it, and without credd no token is accepted"),
 	}}
+	s.light(&st)
+	return st
+}
+
+// Gauges returns what the metrics of the layers show now, and the period of proofs.
+func (s *Switch) Gauges(ctx context.Context) (layers []Gauge, every time.Duration) {
+	st := s.Status(ctx)
+	return s.gauges(st), st.Every
 }
 
 // creddArmed is about credd's word and about the way to kill it.

@@ -34,6 +34,7 @@ const (
 type Order struct {
 	wire.StopRequest
 	Received time.Time // must carry a monotonic reading
+	proof    bool      // of the proof under way
 }
 
 // Handle is one caller's view of a stop. Two orders for the same thing at the same time share the stop but
@@ -106,12 +107,19 @@ func (o *Order) key() string {
 func (s *Switch) begin(o Order, targets []target) *Handle {
 	r := &run{
 		s: s, id: newID(), scope: o.Scope, layers: o.Layers, cause: o.Cause, from: o.Received,
-		points: map[pointKey]*point{}, wake: make(chan struct{}),
+		points: map[pointKey]*point{}, wake: make(chan struct{}), proof: o.proof, nonce: o.Nonce,
+	}
+	if r.nonce == "" {
+		r.nonce = r.id
 	}
 	r.tag = wire.Tag{
 		Stop: r.id, Scope: o.Scope, Layers: o.Layers, By: o.By, Reason: o.Reason, Cause: o.Cause, Placed: time.Now().UTC(),
 	}
 	r.addKids(targets)
+	if o.proof {
+		return s.beginProof(r, targets)
+	}
+	s.interruptProof()
 	key := o.key()
 	s.mu.Lock()
 	if cur := s.running[key]; cur != nil && !cur.done() {
@@ -167,19 +175,8 @@ func (s *Switch) fire(r *run, targets []target, noted <-chan struct{}) {
 	found := newFuture(targets)
 	if r.scope.All {
 		found = &future{done: make(chan struct{})}
-	} else if r.scope.Kid != "" {
-		r.single = r.scope.Kid
 	}
-	var wg sync.WaitGroup
-	if r.has(wire.LayerNetwork) {
-		wg.Go(func() { s.fireNetwork(r, found) })
-	}
-	if r.has(wire.LayerCredential) {
-		wg.Go(func() { s.fireCredential(r, found) })
-	}
-	if r.has(wire.LayerSession) {
-		wg.Go(func() { s.fireSession(r, found) })
-	}
+	layers := s.fireLayers(r, found)
 	s.cfg.Metrics.StopBegan(r.cause)
 	if r.scope.All {
 		ts := s.resolveMany(func(*session.Session) bool { return true })
@@ -191,7 +188,7 @@ func (s *Switch) fire(r *run, targets []target, noted <-chan struct{}) {
 	// The tag goes to disk while the layers fire: firing does not wait for the disk, and the note bridges the
 	// time until then. The report waits for it, within a limit.
 	put := s.keep(r.currentTag(), noted)
-	wg.Wait()
+	layers.Wait()
 	around := s.lookAround()
 	s.reportTag(r, put)
 	rep := r.finish(s.isContained(r, found.get()), s.degraded(around))
@@ -205,6 +202,24 @@ func (s *Switch) fire(r *run, targets []target, noted <-chan struct{}) {
 	}
 	s.cfg.Log.Warn("stop", "stop", r.id, "scope", scopeText(r.scope), "by", r.tag.By, "reason", r.tag.Reason,
 		"cause", r.cause, "state", rep.State, "kids", len(rep.Kids), "took", time.Since(r.from))
+}
+
+// fireLayers begins to fire the layers, all at the same time.
+func (s *Switch) fireLayers(r *run, found *future) *sync.WaitGroup {
+	if r.scope.Kid != "" {
+		r.single = r.scope.Kid
+	}
+	var wg sync.WaitGroup
+	if r.has(wire.LayerNetwork) {
+		wg.Go(func() { s.fireNetwork(r, found) })
+	}
+	if r.has(wire.LayerCredential) {
+		wg.Go(func() { s.fireCredential(r, found) })
+	}
+	if r.has(wire.LayerSession) {
+		wg.Go(func() { s.fireSession(r, found) })
+	}
+	return &wg
 }
 
 // isContained says whether the network and the credential layer hold everything in scope: seen done in this

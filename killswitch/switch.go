@@ -156,7 +156,7 @@ func (t Timing) fill() Timing {
 	return t
 }
 
-// Config holds what a Switch works with. No field may be nil or empty except KidsFreezer and Around.
+// Config holds what a Switch works with. No field may be nil or empty except KidsFreezer, Around and Proof.
 type Config struct {
 	Sessions    Sessions
 	Cgroups     Cgroups
@@ -176,14 +176,16 @@ type Config struct {
 	UID, GID    int    // killswitchd's own uid, and the instance's group
 	Timing      Timing
 	Around      Around
+	Proof       *ProofConfig // nil: there are no proofs, and no lamp shows armed
 }
 
 // Switch fires stops and enforces tags. Make it with New and call Run once; everything else is safe for
 // concurrent use, before and during Run.
 type Switch struct {
-	cfg   Config
-	t     Timing
-	audit *courier
+	cfg    Config
+	t      Timing
+	audit  *courier
+	prover *prover // nil: there are no proofs
 
 	mu       sync.Mutex // guards the fields below; never held across a system call
 	running  map[string]*run
@@ -210,6 +212,9 @@ func New(cfg Config) *Switch {
 		running: map[string]*run{}, hanging: map[string]*hung{}, released: map[string]wire.Tag{}, boot: bootclock.Now,
 	}
 	s.life, s.endLife = context.WithCancel(context.Background())
+	if cfg.Proof != nil {
+		s.prover = newProver(s, *cfg.Proof)
+	}
 	kept := cfg.Tags.Load()
 	for _, t := range kept.Released {
 		s.released[t.Stop] = t

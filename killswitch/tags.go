@@ -140,6 +140,9 @@ func (s *Switch) Clear(sc wire.Scope) (t wire.Tag, ok bool) {
 			return t, false
 		}
 	}
+	if t, hangs := s.proofTag(sc); hangs {
+		return t, false
+	}
 	return wire.Tag{}, true
 }
 

@@ -42,7 +42,9 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 	if err != nil {
 		d.Log.Error("going on with the default leases", "error", err)
 	}
-	sw := killswitch.New(config(d, layout, net, terms))
+	shown := d.Metrics.Killswitch()
+	sw := killswitch.New(config(d, layout, net, terms, shown))
+	shown.Show(lamps(sw))
 	mux := http.NewServeMux()
 	sw.Routes(mux)
 
@@ -67,7 +69,7 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 	return err
 }
 
-func config(d *daemon.Daemon, layout cgroup.Layout, net *network, terms lease.Terms) killswitch.Config {
+func config(d *daemon.Daemon, layout cgroup.Layout, net *network, terms lease.Terms, shown killswitch.Metrics) killswitch.Config {
 	return killswitch.Config{
 		Sessions:    session.NewStore(d.Inst.SessionDir()),
 		Cgroups:     killswitch.OSCgroups{},
@@ -77,7 +79,7 @@ func config(d *daemon.Daemon, layout cgroup.Layout, net *network, terms lease.Te
 		Credentials: killswitch.NewCredd(d.Inst.Socket(instance.Credd)),
 		Tags:        killswitch.NewTagFiles(d.Inst.TagDir(), d.Inst.StopDir()),
 		Audit:       d.Audit,
-		Metrics:     d.Metrics.Killswitch(),
+		Metrics:     shown,
 		Log:         d.Log,
 		KidsDir:     layout.V2(d.Inst.KidsCgroupRel()),
 		KidsFreezer: layout.Freezer(d.Inst.KidsCgroupRel()),
@@ -86,6 +88,7 @@ func config(d *daemon.Daemon, layout cgroup.Layout, net *network, terms lease.Te
 		UID:         os.Getuid(),
 		GID:         d.Inst.GroupID(),
 		Around:      around(d, layout, net),
+		Proof:       proofs(d, net),
 		Timing:      killswitch.Timing{KernelLease: terms.Kernel},
 	}
 }

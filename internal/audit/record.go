@@ -44,6 +44,8 @@ const (
 	EventStopCompleted  = "stop.completed"
 	EventTagReleased    = "tag.released"
 	EventReleaseRefused = "tag.release-refused"
+	EventProofPassed    = "proof.passed" // killswitchd's, of its own layers
+	EventProofFailed    = "proof.failed"
 	EventAlertDropped   = "alert.dropped" // attempts that a receiver of alerts will not be told of
 )
 

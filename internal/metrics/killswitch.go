@@ -14,6 +14,7 @@ type Killswitch struct {
 	lost                   prometheus.Counter
 	leases                 prometheus.Gauge
 	renewed, unrenewed     prometheus.Counter
+	lamps                  *lamps
 }
 
 // Killswitch makes and registers killswitchd's metrics. Call it once.
@@ -27,7 +28,10 @@ func (r *Registry) Killswitch() *Killswitch {
 			Namespace: "tagout", Subsystem: "stop", Name: name, Help: help, Buckets: prometheus.ExponentialBuckets(0.0005, 2, 15),
 		}, []string{"layer"})
 	}
+	lamps := newLamps()
+	r.reg.MustRegister(lamps)
 	return &Killswitch{
+		lamps:    lamps,
 		begun:    counter("begun_total", "Stops, by what pulled the switch.", "cause"),
 		ended:    counter("ended_total", "Finished stops, by their outcome.", "state"),
 		enforced: counter("enforced_total", "How often something under a tag had to be stopped again.", "layer"),
