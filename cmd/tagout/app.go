@@ -69,7 +69,7 @@ stopped.`,
 	root.PersistentFlags().StringVar(&a.instance, "instance", instance.DefaultName, "name of the Tagout instance")
 	root.PersistentFlags().BoolVar(&a.json, "json", false, "print JSON")
 	root.AddCommand(
-		a.doctorCommand(), a.setupCommand(), a.upCommand(), a.cleanupCommand(), a.statusCommand(),
+		a.doctorCommand(), a.setupCommand(), a.upCommand(), a.cleanupCommand(), a.statusCommand(), a.proveCommand(),
 		a.cardCommand(), a.policyCommand(), a.spawnCommand(), a.runCommand(), a.execCommand(), a.listCommand(), a.destroyCommand(),
 		a.stopCommand(), a.tagsCommand(), a.releaseCommand(), a.vaultCommand(), a.timelineCommand(),
 		a.grantCommand(), a.grantsCommand(), a.ungrantCommand(),

@@ -13,11 +13,16 @@ import (
 )
 
 func (a *app) listCommand() *cobra.Command {
-	return &cobra.Command{
+	var all bool
+	cmd := &cobra.Command{
 		Use: "list", Aliases: []string{"ls"}, Short: "List the living kids", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			kids := []wire.Kid{}
-			if err := a.call(cmd, instance.Sandboxd, http.MethodGet, "/v1/kids", nil, &kids); err != nil {
+			route := "/v1/kids"
+			if all {
+				route += "?all=1"
+			}
+			if err := a.call(cmd, instance.Sandboxd, http.MethodGet, route, nil, &kids); err != nil {
 				return err
 			}
 			if a.json {
@@ -31,4 +36,6 @@ func (a *app) listCommand() *cobra.Command {
 			return w.Flush()
 		},
 	}
+	cmd.Flags().BoolVar(&all, "all", false, "list also the kids with which killswitchd proves its stop layers")
+	return cmd
 }

@@ -37,8 +37,13 @@ const healthLimit = 3 * time.Second
 func (a *app) statusCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "status",
-		Short: "Show the daemons' health, whether each stop layer could fire now, tags and kids",
-		Args:  cobra.NoArgs,
+		Short: "Show the daemons' health, whether each stop layer is known to work now, tags and kids",
+		Long: `Show the daemons' health, one lamp for each stop layer, how many kids there are and how many
+tags hang. A lamp is ARMED while the layer could fire now, and the last time that killswitchd
+stopped a canary kid by it, not long ago, it did what it must; DEGRADED, with the reason, where
+that is not so; and STOPPED, with the tags, while tags demand the layer. The exit code is about
+the daemons' health alone. ` + "`tagout prove`" + ` makes a proof now.`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if _, err := a.open(); err != nil {
 				return err
@@ -58,7 +63,7 @@ func (a *app) statusCommand() *cobra.Command {
 func (a *app) status(cmd *cobra.Command) (status, error) {
 	s := status{Instance: a.instance, Daemons: a.health(cmd.Context()), Layers: map[wire.Layer]layerStatus{}, Tags: []wire.Tag{}, Kids: -1}
 	for _, l := range wire.AllLayers() {
-		s.Layers[l] = layerStatus{Detail: "killswitchd does not say"}
+		s.Layers[l] = layerStatus{State: wire.LampDegraded, Detail: "killswitchd does not say"}
 	}
 	ask := func(daemon, route string, out any) bool {
 		ctx, cancel := context.WithTimeout(cmd.Context(), healthLimit)
@@ -121,12 +126,7 @@ func (a *app) printStatus(s status) {
 		a.printf("%-12s %s\n", d, word)
 	}
 	for _, l := range wire.AllLayers() {
-		st, known := s.Layers[l]
-		word := "armed"
-		if !known || !st.Armed {
-			word = "NOT ARMED: " + st.Detail
-		}
-		a.printf("%-12s %s\n", l, word)
+		a.printf("%-12s %s\n", l, lampText(l, s.Layers[l], s.Tags))
 	}
 	kids, tags := "kids are not known", "tags are not known"
 	if s.Kids >= 0 {

@@ -106,6 +106,7 @@ func (b *Box) Up() {
 	b.exited = make(chan error, 1)
 	go func(c *exec.Cmd, ch chan error) { ch <- c.Wait() }(b.up, b.exited)
 	b.WaitHealthy(instance.Daemons()...)
+	b.waitProven()
 }
 
 // WaitHealthy waits until the daemons answer /healthz with 200.
