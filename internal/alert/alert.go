@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"tagout/internal/audit"
+	"tagout/internal/logtail"
 )
 
 const (
@@ -69,22 +70,23 @@ type Config struct {
 
 // Follower delivers alerts. Run it once.
 type Follower struct {
-	cfg   Config
-	lanes []*lane
-	tail  *tail
-	fresh map[string]int64 // log -> gaps before it were counted by a predecessor
-	saved []byte           // what the cursor file holds, where this follower wrote it
+	cfg    Config
+	lanes  []*lane
+	tail   *logtail.Tail
+	fresh  map[string]int64 // log -> gaps before it were counted by a predecessor
+	saved  []byte           // what the cursor file holds, where this follower wrote it
+	broken map[string]bool  // logs whose trouble was told
 }
 
 // New returns a follower that goes on where the cursor file says the last one stopped. A sink that cannot work
 // as it is configured, such as one whose secret cannot be read, is an error.
 func New(cfg Config) (*Follower, error) {
-	f := &Follower{cfg: cfg, fresh: map[string]int64{}}
+	f := &Follower{cfg: cfg, fresh: map[string]int64{}, broken: map[string]bool{}}
 	saved, err := loadCursor(cfg.Cursor)
 	if err != nil {
 		cfg.Log.Error("reading the alert cursor; all alerts are sent again", "error", err)
 	}
-	f.tail = newTail(cfg.Dir, saved.Read)
+	f.tail = logtail.New(cfg.Dir, saved.Read, denied, gap)
 	for _, s := range cfg.Sinks {
 		send, err := newSender(s)
 		if err != nil {
@@ -97,7 +99,7 @@ func New(cfg Config) (*Follower, error) {
 		for _, l := range f.lanes {
 			m.Pos = min(m.Pos, l.start[log])
 		}
-		f.tail.marks[log] = m
+		f.tail.Marks[log] = m
 	}
 	return f, nil
 }
@@ -139,9 +141,7 @@ func (f *Follower) follow(ctx context.Context) error {
 			return nil
 		case <-tick.C:
 		}
-		if err := f.tail.poll(ctx, f.take, f.moved, f.cfg.Log); err != nil {
-			return fmt.Errorf("following the audit logs: %w", err)
-		}
+		f.poll(ctx)
 		now := time.Now()
 		for _, l := range f.lanes {
 			l.tick(now)
@@ -177,10 +177,10 @@ func (f *Follower) moved(log string, size int64, replaced bool) {
 
 // save writes down how far each sink is, and before that what it dropped.
 func (f *Follower) save() {
-	c := cursor{Version: cursorVersion, Read: f.tail.marks, Sinks: map[string]map[string]int64{}}
+	c := cursor{Version: cursorVersion, Read: f.tail.Marks, Sinks: map[string]map[string]int64{}}
 	for _, l := range f.lanes {
 		l.recordDrops(f.cfg.Audit)
-		c.Sinks[l.sink.Name] = l.cursor(f.tail.marks)
+		c.Sinks[l.sink.Name] = l.cursor(f.tail.Marks)
 	}
 	raw, err := json.Marshal(c)
 	if err == nil && bytes.Equal(raw, f.saved) {

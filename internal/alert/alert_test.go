@@ -15,6 +15,7 @@ import (
 
 	"tagout/internal/alert/alerttest"
 	"tagout/internal/audit"
+	"tagout/internal/logtail"
 	"tagout/internal/reason"
 )
 
@@ -448,7 +449,7 @@ func TestCutAndReplacedLogs(t *testing.T) {
 func TestJunkInALogIsPassedOver(t *testing.T) {
 	hook := alerttest.StartHook(t, "")
 	b := newBench(t, hookSink("a", hook))
-	junk := append(make([]byte, readChunk+100), '\n')
+	junk := append(make([]byte, logtail.Chunk+100), '\n')
 	junk = append(junk, `{"outcome":"deny","v":"what"}`+"\n"...)
 	if err := os.WriteFile(filepath.Join(filepath.Dir(b.path), "y.jsonl"), junk, 0o600); err != nil {
 		t.Fatal(err)

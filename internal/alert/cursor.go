@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+
+	"tagout/internal/logtail"
 )
 
 const cursorVersion = 2
@@ -13,14 +15,14 @@ const cursorVersion = 2
 // cursor is what is kept across restarts.
 type cursor struct {
 	Version int                         `json:"v"`
-	Read    map[string]mark             `json:"read"`  // log -> how far it was read
+	Read    map[string]logtail.Mark     `json:"read"`  // log -> how far it was read
 	Sinks   map[string]map[string]int64 `json:"sinks"` // sink -> log -> everything before it was delivered or dropped
 }
 
 // loadCursor returns an empty cursor where there is no file or where it cannot be used, the latter with an
 // error.
 func loadCursor(path string) (cursor, error) {
-	none := cursor{Read: map[string]mark{}}
+	none := cursor{Read: map[string]logtail.Mark{}}
 	raw, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return none, nil
@@ -37,7 +39,7 @@ func loadCursor(path string) (cursor, error) {
 		return none, fmt.Errorf("%s is no cursor: %w", path, err)
 	}
 	for log, pos := range first {
-		none.Read[log] = mark{Pos: pos}
+		none.Read[log] = logtail.Mark{Pos: pos}
 	}
 	return none, nil
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"tagout/internal/audit"
+	"tagout/internal/logtail"
 )
 
 const (
@@ -164,7 +165,7 @@ func (l *lane) recordDrops(rec Recorder) {
 }
 
 // cursor returns, for each log, the place before which this sink is done with everything.
-func (l *lane) cursor(read map[string]mark) map[string]int64 {
+func (l *lane) cursor(read map[string]logtail.Mark) map[string]int64 {
 	out := map[string]int64{}
 	for log, m := range read {
 		out[log] = max(m.Pos, l.start[log])
