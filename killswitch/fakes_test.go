@@ -386,6 +386,7 @@ func (noMetrics) StopEnded(string)                    {}
 func (noMetrics) Enforced(string)                     {}
 func (noMetrics) TagsHanging(int)                     {}
 func (noMetrics) RecordsLost(uint64)                  {}
+func (noMetrics) Tripped(string)                      {}
 func (noMetrics) LeasesRenewed(int, bool)             {}
 
 func waitFor(t *testing.T, what string, cond func() bool) {

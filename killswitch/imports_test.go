@@ -21,9 +21,11 @@ var allowed = []string{
 	"tagout/internal/bootclock",
 	"tagout/internal/cgroup",
 	"tagout/internal/control",
+	"tagout/internal/logtail",
 	"tagout/internal/policy",
 	"tagout/internal/reason",
 	"tagout/internal/session",
+	"tagout/internal/trip",
 	"tagout/internal/wire",
 	"tagout/killswitch",
 }

@@ -107,6 +107,7 @@ type Metrics interface {
 	Enforced(layer string) // something in the scope of a tag had to be stopped again
 	TagsHanging(n int)
 	RecordsLost(n uint64)
+	Tripped(rule string)          // by a trip rule about that, package trip's word
 	LeasesRenewed(n int, ok bool) // n leases in the kernel; ok: all that there were
 }
 

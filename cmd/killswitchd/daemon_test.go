@@ -61,10 +61,11 @@ func newBox(t *testing.T, name string) *box {
 		must(t, os.Chmod(p, 0o755)) // the daemon's user must reach it
 	}
 	uid, gid := inst.UID(instance.Killswitchd), inst.GroupID()
-	for _, dir := range []string{inst.SessionDir(), filepath.Dir(inst.Socket(instance.Killswitchd)), inst.TagDir(), inst.StopDir(), filepath.Dir(inst.AuditFile(instance.Killswitchd))} {
+	for _, dir := range []string{inst.SessionDir(), filepath.Dir(inst.Socket(instance.Killswitchd)), inst.TagDir(), inst.StopDir(), inst.TripDir(), filepath.Dir(inst.AuditFile(instance.Killswitchd))} {
 		must(t, os.MkdirAll(dir, 0o750))
 		must(t, os.Chown(dir, uid, gid))
 	}
+	must(t, os.WriteFile(filepath.Join(inst.StateDir(), instance.TripFile), []byte("[]"), 0o644))
 	for _, dir := range []string{inst.RunDir(), inst.StateDir(), filepath.Dir(filepath.Dir(inst.Socket(instance.Killswitchd))), inst.AuditDir()} {
 		must(t, os.Chmod(dir, 0o755))
 	}

@@ -53,6 +53,7 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 	enforced := make(chan error, 1)
 	go func() { enforced <- sw.Run(life) }()
 	go net.keepOpen(life)
+	go trips(d, layout, net, sw).Run(life)
 	go feedWatchdog(life, d.Log, sw.Ticks)
 	go collectWhenIdle(life, sw.Idle)
 	stopSignals(life, d, sw)

@@ -46,8 +46,14 @@ const (
 	EventReleaseRefused = "tag.release-refused"
 	EventProofPassed    = "proof.passed" // killswitchd's, of its own layers
 	EventProofFailed    = "proof.failed"
+	EventTripped        = "trip.fired"    // a trip rule stopped a kid
+	EventExecSeen       = "exec.seen"     // a kid started a program that a trip rule forbids
+	EventWriteSeen      = "write.seen"    // a kid wrote a file outside its scratch places
 	EventAlertDropped   = "alert.dropped" // attempts that a receiver of alerts will not be told of
 )
+
+// FieldCounted is the field of a gap record whose events are counted in other records all the same; it says in which.
+const FieldCounted = "counted"
 
 // Outcomes.
 const (

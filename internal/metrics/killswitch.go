@@ -15,6 +15,7 @@ type Killswitch struct {
 	leases                 prometheus.Gauge
 	renewed, unrenewed     prometheus.Counter
 	lamps                  *lamps
+	trips                  *prometheus.CounterVec
 }
 
 // Killswitch makes and registers killswitchd's metrics. Call it once.
@@ -37,7 +38,10 @@ func (r *Registry) Killswitch() *Killswitch {
 		enforced: counter("enforced_total", "How often something under a tag had to be stopped again.", "layer"),
 		fired:    seconds("fired_seconds", "From the order's first byte to the last point of the layer fired."),
 		observed: seconds("observed_seconds", "From the order's first byte to the layer's effect seen."),
-		tags:     f.NewGauge(prometheus.GaugeOpts{Namespace: "tagout", Name: "tags_hanging", Help: "Tags that hang now."}),
+		trips: f.NewCounterVec(prometheus.CounterOpts{
+			Namespace: "tagout", Subsystem: "killswitch", Name: "trips_total", Help: "Trip rules that stopped a kid, by what they are about.",
+		}, []string{"rule"}),
+		tags: f.NewGauge(prometheus.GaugeOpts{Namespace: "tagout", Name: "tags_hanging", Help: "Tags that hang now."}),
 		lost: f.NewCounter(prometheus.CounterOpts{
 			Namespace: "tagout", Subsystem: "stop", Name: "records_lost_total", Help: "Audit records dropped because the log hung.",
 		}),
@@ -60,13 +64,14 @@ func (k *Killswitch) LayerFired(layer string, d time.Duration) {
 func (k *Killswitch) LayerObserved(layer string, d time.Duration) {
 	k.observed.WithLabelValues(layer).Observe(d.Seconds())
 }
+func (k *Killswitch) Tripped(rule string)  { k.trips.WithLabelValues(rule).Inc() }
 func (k *Killswitch) TagsHanging(n int)    { k.tags.Set(float64(n)) }
 func (k *Killswitch) RecordsLost(n uint64) { k.lost.Add(float64(n)) }
 
 // known bounds the label: a cause comes with the order and may be any text.
 func known(cause string) string {
 	switch cause {
-	case "order", "signal", "sentinel":
+	case "order", "signal", "sentinel", "trip":
 		return cause
 	}
 	return "other"

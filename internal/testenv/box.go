@@ -89,6 +89,13 @@ func StartWith(t testing.TB, change func(*config.Box)) *Box {
 	return b
 }
 
+// For returns the same box for a subtest, which its failures then are about.
+func (b *Box) For(t testing.TB) *Box {
+	c := *b
+	c.T = t
+	return &c
+}
+
 // Up starts the daemons under `tagout up` and waits until all are healthy.
 func (b *Box) Up() {
 	b.T.Helper()

@@ -97,7 +97,7 @@ func amount(on string, n int64) string {
 	case BytesOut:
 		return Size(n)
 	case WallTime, CPUTime:
-		return Duration(time.Duration(n))
+		return Duration(time.Duration(n).Round(time.Millisecond))
 	}
 	return strconv.FormatInt(n, 10)
 }

@@ -47,7 +47,8 @@ func tree(i instance.Instance) []dir {
 	for _, d := range instance.Daemons() {
 		out = append(out,
 			dir{path: filepath.Dir(i.Socket(d)), mode: 0o750, uid: i.UID(d), gid: gid},
-			dir{path: filepath.Dir(i.AuditFile(d)), mode: 0o750, uid: i.UID(d), gid: gid, deep: true})
+			// Setgid: sandboxd's log, too, belongs to the group. killswitchd reads all of them.
+			dir{path: filepath.Dir(i.AuditFile(d)), mode: fs.ModeSetgid | 0o750, uid: i.UID(d), gid: gid, deep: true})
 	}
 	return out
 }

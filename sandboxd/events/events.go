@@ -238,7 +238,8 @@ func (r *Reader) checkLost() {
 	}
 	r.cfg.Metrics.DenialsLost(n - r.lost)
 	r.cfg.Audit.Log(audit.Record{Event: audit.EventGap, Count: n - r.lost,
-		Detail: "denials that the kernel could not hand over one by one; they are counted in the records of a flood"})
+		Detail: "denials that the kernel could not hand over one by one; they are counted in the records of a flood",
+		Fields: map[string]string{audit.FieldCounted: "flood"}})
 	r.lost = n
 	if err := os.WriteFile(r.cfg.Cursor, strconv.AppendUint(nil, n, 10), 0o600); err != nil {
 		r.cfg.Log.Error("noting how many losses were told; they may be told twice", "error", err)

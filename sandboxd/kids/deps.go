@@ -90,6 +90,7 @@ type Image interface {
 type Cgroups interface {
 	V2(rel string) string
 	Freezer(rel string) string
+	V1(controller, rel string) string // "" where the controller is not mounted as v1
 	Create(rel string) error
 	Remove(ctx context.Context, rel string) error
 }

@@ -188,10 +188,16 @@ func (m *Manager) createContainer(ctx context.Context, k *kid) error {
 	if k.rec.Session.Freezer == "" {
 		return nil
 	}
-	// runc made the parents too, with this process's umask.
-	for _, rel := range []string{m.cfg.Inst.CgroupRel(), m.cfg.Inst.KidsCgroupRel()} {
-		if err := openToAll(m.cfg.Cgroups.Freezer(rel)); err != nil {
-			return err
+	// runc made the parents too, with this process's umask. killswitchd also counts the processes.
+	for _, rel := range []string{m.cfg.Inst.CgroupRel(), m.cfg.Inst.KidsCgroupRel(), m.cgroupRel(k.name)} {
+		for _, controller := range []string{"freezer", "pids"} {
+			dir := m.cfg.Cgroups.V1(controller, rel)
+			if dir == "" {
+				continue
+			}
+			if err := openToAll(dir); err != nil {
+				return err
+			}
 		}
 	}
 	return m.giveToKillswitchd(k.rec.Session.Freezer, "freezer.state")
