@@ -23,16 +23,19 @@ type exactName struct {
 	raw   [4]byte // addr
 	group string  // of its lookups in the tally
 	key   string  // of its A lookups in the tally
+	rule  int     // line of the rule that allows it
 }
 
-// exactNames returns the names among doc.Names that the policy allows, by their canonical form.
+// exactNames returns the names among doc.Names that the policy allows, by their canonical form. Neither the policy
+// nor what is returned ever changes: a newer policy, and one of which a rule ran out, is another kid's.
 func (k *kid) exactNames() map[string]*exactName {
 	out := make(map[string]*exactName, len(k.exact))
 	for name, addr := range k.exact {
-		if _, d := k.policy.Lookup(name); d.Verdict != policy.Allow || checkWildcard(name, d.Rule.Host) != nil {
+		_, d := k.policy.Lookup(name)
+		if d.Verdict != policy.Allow || checkWildcard(name, d.Rule.Host) != nil {
 			continue
 		}
-		out[name] = &exactName{name: name, addr: addr, raw: addr.As4(), group: k.group(audit.OutcomeAllow), key: lookupKey("A", name)}
+		out[name] = &exactName{name: name, addr: addr, raw: addr.As4(), group: k.group(audit.OutcomeAllow), key: lookupKey("A", name), rule: d.Rule.Line}
 	}
 	return out
 }
@@ -74,14 +77,10 @@ func (f *Filter) fast(q *query, buf []byte) []byte {
 		return nil
 	}
 	hit := q.kid.ready[string(folded[:n])]
-	if hit == nil {
-		return nil
-	}
-	_, d := q.kid.policy.Lookup(hit.name)
-	if d.Verdict != policy.Allow || !q.kid.limit.allow(time.Now()) {
+	if hit == nil || !q.kid.limit.allow(time.Now()) {
 		return nil // a refusal takes no second token: there is none
 	}
-	f.recordFast(q, hit, d.Rule.Line)
+	f.recordFast(q, hit)
 	return packFast(append(buf[:0], q.raw[:end]...), flags, hit, edns, do)
 }
 
@@ -150,9 +149,9 @@ func packFast(out []byte, flags uint16, hit *exactName, edns, do bool) []byte {
 }
 
 // recordFast counts the lookup; the first of a window is recorded as any other.
-func (f *Filter) recordFast(q *query, hit *exactName, rule int) {
+func (f *Filter) recordFast(q *query, hit *exactName) {
 	if !f.tally.Again(hit.group, hit.key) {
-		f.record(q, &answer{code: reason.OK, name: hit.name, qtype: "A", rule: rule, addr: hit.addr})
+		f.record(q, &answer{code: reason.OK, name: hit.name, qtype: "A", rule: hit.rule, addr: hit.addr})
 		return
 	}
 	f.cfg.Metrics.Answered(q.proto(), reason.OK)
