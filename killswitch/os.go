@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -35,11 +37,31 @@ func (OSCgroups) Survivors(dir string) ([]Process, error) {
 	}
 	var out []Process
 	for _, pid := range pids {
-		if p, ok := readStat(pid); ok {
+		if p, ok := readStat(strconv.Itoa(pid)); ok {
+			p.PID = pid
+			p.State = holding(p)
 			out = append(out, p)
 		}
 	}
 	return out, nil
+}
+
+// holding is the state of what keeps a process from being gone. Where the first thread of a killed process is a
+// zombie already, that is another thread, and its state says why.
+func holding(p Process) string {
+	if p.State != "Z" {
+		return p.State
+	}
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", p.PID))
+	if err != nil {
+		return p.State // the pattern is right
+	}
+	for _, task := range tasks {
+		if t, ok := readStat(strings.TrimPrefix(task, "/proc/")); ok && t.State != "Z" && t.State != "X" {
+			return t.State
+		}
+	}
+	return p.State
 }
 
 // Children lists the cgroups right below dir.
@@ -60,10 +82,10 @@ func (OSCgroups) Children(dir string) ([]string, error) {
 	return out, nil
 }
 
-// readStat reads comm and state out of /proc/PID/stat (proc_pid_stat(5)); ok is false where the process is
-// gone. The comm is the process's own choice and may hold anything, brackets included.
-func readStat(pid int) (p Process, ok bool) {
-	raw, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+// readStat reads comm and state out of the stat file of a process or thread below /proc (proc_pid_stat(5)); ok is
+// false where it is gone. The comm is the process's own choice and may hold anything, brackets included.
+func readStat(task string) (p Process, ok bool) {
+	raw, err := os.ReadFile(filepath.Join("/proc", task, "stat"))
 	if err != nil {
 		return Process{}, false
 	}
@@ -72,7 +94,7 @@ func readStat(pid int) (p Process, ok bool) {
 		return Process{}, false
 	}
 	comm := strconv.QuoteToASCII(string(raw[open+1 : end]))
-	return Process{PID: pid, Comm: comm[1 : len(comm)-1], State: string(raw[end+2])}, true
+	return Process{Comm: comm[1 : len(comm)-1], State: string(raw[end+2])}, true
 }
 
 // bootTime returns CLOCK_BOOTTIME, the clock of the kernel's packet counters.
