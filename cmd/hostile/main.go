@@ -6,9 +6,11 @@
 //	hostile try N NAME KIND ADDR [ARG]  one way out; prints one line
 //	hostile dnsleak [flags] DOMAIN      carry data out in names below DOMAIN
 //	hostile fetch METHOD URL            no harm: what Go's own HTTP client makes of the road out
-//	hostile agent [flags]               everything at once, for ever
+//	hostile agent [flags]               everything at once, or one -technique, for ever
+//	hostile techniques                  the ways of resisting that it knows, as JSON
 //
-// The other subcommands (detach, core, storm) are the agent's own parts. Exit codes: 0 done (try: also where
+// The other subcommands (detach, core, storm, technique) are the agent's own parts; hold-disk is run outside the
+// kid, by the drill. Exit codes: 0 done (try: also where
 // the way is denied), 1 whoami or fetch was refused, 2 a mistake in the arguments.
 package main
 
@@ -41,6 +43,12 @@ func main() {
 		err = core(args)
 	case "storm":
 		err = storm(args)
+	case "technique":
+		err = playTechnique(args)
+	case "techniques":
+		err = listTechniques(os.Stdout)
+	case "hold-disk":
+		err = holdDisk(os.Stdin, os.Stdout, args)
 	default:
 		usage("unknown subcommand " + os.Args[1])
 	}
@@ -51,6 +59,6 @@ func main() {
 }
 
 func usage(why string) {
-	fmt.Fprintf(os.Stderr, "hostile: %s\nusage: hostile whoami URL | try N NAME KIND ADDR [ARG] | dnsleak [flags] DOMAIN | fetch METHOD URL | agent [flags]\n", why)
+	fmt.Fprintf(os.Stderr, "hostile: %s\nusage: hostile whoami URL | try N NAME KIND ADDR [ARG] | dnsleak [flags] DOMAIN | fetch METHOD URL | agent [flags] | techniques\n", why)
 	os.Exit(2)
 }

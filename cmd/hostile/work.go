@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"sync/atomic"
 	"time"
 )
 
@@ -34,7 +33,7 @@ func send(conn net.Conn, p []byte) error {
 
 // sendTicks sends the token away first, for an accomplice, and then numbers for ever. The numbers go on while
 // there is no connection, so that a gap shows at the other end.
-func sendTicks(c config, refused *atomic.Int64) {
+func sendTicks(c config, seen *counts) {
 	clock := time.NewTicker(c.every)
 	n := 0
 	for {
@@ -45,7 +44,7 @@ func sendTicks(c config, refused *atomic.Int64) {
 		for err == nil {
 			<-clock.C
 			n++
-			err = send(conn, fmt.Appendf(nil, "%d %d\n", n, refused.Load()))
+			err = send(conn, fmt.Appendf(nil, "%d %d %d\n", n, seen.refused.Load(), seen.work.Load()))
 		}
 		if conn != nil {
 			conn.Close() // it failed
@@ -54,7 +53,7 @@ func sendTicks(c config, refused *atomic.Int64) {
 }
 
 // sendBulk sends zeros at the configured rate.
-func sendBulk(c config, _ *atomic.Int64) {
+func sendBulk(c config, _ *counts) {
 	block := make([]byte, 32<<10)
 	for {
 		conn, err := dial(c.ticks)
@@ -75,7 +74,7 @@ func sendBulk(c config, _ *atomic.Int64) {
 }
 
 // useToken uses the token at the vendor's API.
-func useToken(c config, _ *atomic.Int64) {
+func useToken(c config, _ *counts) {
 	client := &http.Client{Timeout: time.Second}
 	clock := time.NewTicker(time.Second / time.Duration(c.uses))
 	for range clock.C {
@@ -93,7 +92,7 @@ func useToken(c config, _ *atomic.Int64) {
 }
 
 // hammer tries the ways out again and again.
-func hammer(c config, _ *atomic.Int64) {
+func hammer(c config, _ *counts) {
 	apiHost := "api.vendor.test.:8443"
 	ways := []func(context.Context) error{
 		func(ctx context.Context) error { return reach(ctx, "tcp", net.JoinHostPort(c.evil, "443")) },

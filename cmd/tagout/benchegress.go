@@ -11,6 +11,7 @@ import (
 	"tagout/bpf"
 	"tagout/internal/bench"
 	"tagout/internal/config"
+	"tagout/internal/instance"
 )
 
 // unlimited is what the egress benchmark lets one kid ask for, so that the road is measured and not its limits.
@@ -33,8 +34,9 @@ func (a *app) benchEgressCommand() *cobra.Command {
 			if short { // figures of no meaning, to see that all of them can be taken
 				rounds, during, idle = 1, 100*time.Millisecond, 20
 			}
-			change := func(box *config.Box) {
+			change := func(_ instance.Instance, box *config.Box) error {
 				box.KidLimits = config.KidLimits{Queries: unlimited, Opens: unlimited}
+				return nil
 			}
 			return a.withPracticeBoxOf(cmd.Context(), a.ownName(cmd, "egress"), bin, "", change, func(p practiceBox) error {
 				_, err := bench.RunEgress(cmd.Context(), bench.EgressConfig{

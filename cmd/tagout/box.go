@@ -8,6 +8,7 @@ import (
 
 	"tagout/internal/cgroup"
 	"tagout/internal/doctor"
+	"tagout/internal/drill"
 	"tagout/internal/practice"
 	"tagout/sandboxd/box"
 )
@@ -26,7 +27,10 @@ func boxes() box.Boxes {
 	return box.Boxes{
 		BPF:    box.KernelBPF{},
 		Doctor: diagnose,
-		Extras: []box.Extra{{Cleanup: practice.Cleanup, Leftovers: practice.Leftovers}},
+		Extras: []box.Extra{
+			{Cleanup: practice.Cleanup, Leftovers: practice.Leftovers},
+			{Cleanup: drill.Unstage, Leftovers: drill.Staged},
+		},
 	}
 }
 

@@ -94,11 +94,12 @@ type practiceBox struct {
 
 // withPracticeBox makes the box, runs fn and removes everything, whatever happened.
 func (a *app) withPracticeBox(ctx context.Context, name, bin, cardFile string, fn func(practiceBox) error) error {
-	return a.withPracticeBoxOf(ctx, name, bin, cardFile, func(*config.Box) {}, fn)
+	return a.withPracticeBoxOf(ctx, name, bin, cardFile, func(instance.Instance, *config.Box) error { return nil }, fn)
 }
 
-// withPracticeBoxOf is withPracticeBox with a change to the box's configuration.
-func (a *app) withPracticeBoxOf(ctx context.Context, name, bin, cardFile string, change func(*config.Box), fn func(practiceBox) error) (err error) {
+// withPracticeBoxOf is withPracticeBox with something to be done before the box is set up, such as a change to its
+// configuration. A cleanup must find what that makes.
+func (a *app) withPracticeBoxOf(ctx context.Context, name, bin, cardFile string, before func(instance.Instance, *config.Box) error, fn func(practiceBox) error) (err error) {
 	p := practiceBox{}
 	if p.inst, err = ownInstance(name); err != nil {
 		return err
@@ -117,7 +118,9 @@ func (a *app) withPracticeBoxOf(ctx context.Context, name, bin, cardFile string,
 		return err
 	}
 	cfg := p.net.BoxConfig()
-	change(&cfg)
+	if err := before(p.inst, &cfg); err != nil {
+		return err
+	}
 	if _, err := boxes().Setup(ctx, name, &cfg); err != nil {
 		return err
 	}

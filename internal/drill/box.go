@@ -19,8 +19,8 @@ type Box interface {
 	// Exec runs a command and returns when it has ended, when ctx ends or when the stream breaks.
 	Exec(ctx context.Context, kid string, req wire.ExecRequest, fn func(wire.ExecFrame)) error
 	Destroy(ctx context.Context, kid, why string) error
-	// Stop orders a stop and returns the final report.
-	Stop(ctx context.Context, req wire.StopRequest) (*wire.StopReport, error)
+	// Stop orders a stop, calls fn with each event as it comes, and returns the final report.
+	Stop(ctx context.Context, req wire.StopRequest, fn func(wire.StopEvent)) (*wire.StopReport, error)
 	Release(ctx context.Context, req wire.ReleaseRequest) error
 }
 
@@ -57,13 +57,14 @@ func (s sockets) Destroy(ctx context.Context, kid, why string) error {
 	return s.sandboxd.Call(ctx, http.MethodDelete, route, nil, nil)
 }
 
-func (s sockets) Stop(ctx context.Context, req wire.StopRequest) (*wire.StopReport, error) {
+func (s sockets) Stop(ctx context.Context, req wire.StopRequest, fn func(wire.StopEvent)) (*wire.StopReport, error) {
 	var final *wire.StopReport
 	err := s.killer.Each(ctx, http.MethodPost, "/v1/stop", req, func(raw json.RawMessage) error {
 		var ev wire.StopEvent
 		if err := json.Unmarshal(raw, &ev); err != nil {
 			return fmt.Errorf("reading the stop's progress: %w", err)
 		}
+		fn(ev)
 		if ev.Final != nil {
 			final = ev.Final
 		}

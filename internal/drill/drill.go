@@ -1,10 +1,14 @@
 // Package drill times stops. It spawns a kid with an agent that resists, lets an accomplice outside replay the
 // kid's stolen token, waits until all of it is really seen from outside, orders a stop, and lets observers
-// outside the kid decide when it took effect: each layer alone on a fresh kid, then all three together.
+// outside the kid decide when it took effect: each technique of resisting, with each layer alone on a fresh kid
+// and then all three together; the same with something of the box knocked out; and the same with a layer left
+// out, which must fail.
 //
 // What killswitchd says about itself is shown and never believed: a verdict rests on the cgroup's own
-// `populated 0`, on the last byte that reached the practice internet and on the last token use that a service
-// there accepted. A run in which something was not seen flowing before the order proves nothing and is VOID.
+// `populated 0` and on no process of the kid anywhere else, on the last byte that reached the practice internet
+// and the kernel's own time of the last packet that passed, and on the last token use that a service there
+// accepted. A run in which something was not seen at work before the order proves nothing and is VOID; a drill
+// whose control runs do not fail proves nothing either.
 //
 // All times are CLOCK_MONOTONIC. The command time is taken just before the order is written to the socket, and
 // an observation after it was read, so that a reported delay is never too short.
@@ -38,14 +42,29 @@ type Config struct {
 	SLA map[wire.Layer]time.Duration
 	// Runs is how often each case is run; 0 means once.
 	Runs int
-	// Cases are the cases to run; nil means Cases().
+	// Techniques are what the agent does, each in every case; nil means everything at once and nothing else.
+	Techniques []Technique
+	// AllTechniques says that these are all that the agent knows, for the report.
+	AllTechniques bool
+	// Cases are the layers that are stopped at the same time; nil means Cases(), empty none.
 	Cases []Case
-	// Processes is how many processes must be seen before the order; 0 means 100.
+	// Knockouts name what is broken while everything at once is stopped; Knockouts() lists them.
+	Knockouts []string
+	// Controls adds the runs that must fail.
+	Controls bool
+	// AllowClockStep lets a knock-out set this machine's clock an hour forward and back.
+	AllowClockStep bool
+	// Processes is how many processes must be seen before the order, where the technique is about their number;
+	// 0 means 100.
 	Processes int
 	// ReadyWithin bounds the wait for the agent to be seen; 0 means 20 s.
 	ReadyWithin time.Duration
 	// Prefix begins the kids' names, which must be new to the Internet; empty means one that is.
 	Prefix string
+	// By is who runs the drill, for the report.
+	By string
+	// Version is tagout's own, for the report.
+	Version string
 	// Out gets short progress lines and the table; nil means nowhere. NoTable leaves the table to the caller.
 	Out     io.Writer
 	NoTable bool
@@ -53,6 +72,11 @@ type Config struct {
 	Path string
 	// Box is how the daemons are reached; nil means over the instance's sockets.
 	Box Box
+	// Passed is when the kernel last let a packet of the session with that mark pass (CLOCK_BOOTTIME). nil: the
+	// practice internet alone tells of bytes.
+	Passed func(mark uint32) (time.Duration, error)
+
+	card *card.Card
 }
 
 // Case is one kind of run: the layers that are ordered at the same time.
@@ -67,8 +91,11 @@ func Cases() []Case {
 	for _, l := range wire.AllLayers() {
 		out = append(out, Case{Name: string(l) + " alone", Layers: []wire.Layer{l}})
 	}
-	return append(out, Case{Name: "all together", Layers: wire.AllLayers()})
+	return append(out, Together())
 }
+
+// Together is the case of all three layers.
+func Together() Case { return Case{Name: "all together", Layers: wire.AllLayers()} }
 
 // DefaultSLA is what a stop against 500 hostile processes may take.
 func DefaultSLA() map[wire.Layer]time.Duration {
@@ -86,20 +113,24 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 	if err != nil {
 		return nil, fmt.Errorf("drilling: %w", err)
 	}
-	rep := &Report{Instance: cfg.Inst.Name(), Started: time.Now().UTC(), Runs: cfg.Runs, Processes: cfg.Processes}
-	for i, c := range cfg.Cases {
-		for run := 1; run <= cfg.Runs && err == nil; run++ {
-			d := &duel{Config: cfg, c: c, run: run, kid: fmt.Sprintf("%s-%d-%d", cfg.Prefix, i+1, run)}
+	bouts, err := cfg.bouts()
+	if err != nil {
+		return nil, fmt.Errorf("drilling: %w", err)
+	}
+	rep := cfg.newReport()
+	for i, b := range bouts {
+		for run := 1; run <= b.runs && err == nil; run++ {
+			d := &duel{Config: cfg, c: b, run: run, kid: fmt.Sprintf("%s-%d-%d", cfg.Prefix, i+1, run)}
 			var res Result
 			res, err = d.fight(ctx)
-			rep.Results = append(rep.Results, res)
+			rep.add(res)
 			fmt.Fprintln(cfg.Out, res.Line())
 		}
 	}
 	if err != nil {
 		err = fmt.Errorf("drilling: %w", err)
 	}
-	rep.Passed = err == nil && rep.allPassed()
+	rep.close(err == nil)
 	if !cfg.NoTable {
 		err = errors.Join(err, rep.Table(cfg.Out))
 	}
@@ -109,13 +140,51 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 	return rep, err
 }
 
+// Kind tells the runs of a drill apart.
+type Kind string
+
+// Kinds.
+const (
+	KindStop     Kind = "stop"     // a technique against layers that are ordered
+	KindControl  Kind = "control"  // against a layer that is judged and not ordered: it must fail
+	KindKnockout Kind = "knockout" // with something of the box broken
+)
+
+// bout is one kind of run with all that makes it different from the others.
+type bout struct {
+	kind      Kind
+	name      string
+	technique Technique
+	ordered   []wire.Layer
+	judged    []wire.Layer
+	runs      int
+	knockout  *knockout
+	within    time.Duration // how long what does not stop is watched
+}
+
+// bouts lists what is to be run, in order. What breaks the box for good comes last.
+func (c Config) bouts() ([]bout, error) {
+	var out []bout
+	for _, t := range c.Techniques {
+		for _, cs := range c.Cases {
+			out = append(out, bout{kind: KindStop, name: cs.Name, technique: t, ordered: cs.Layers, judged: cs.Layers, runs: c.Runs, within: settleWithin})
+		}
+	}
+	if c.Controls {
+		out = append(out, controls()...)
+	}
+	broken, err := c.knockouts()
+	return append(out, broken...), err
+}
+
 func (c Config) withDefaults() (Config, error) {
 	parsed, err := card.Parse(c.CardFile, c.Card)
 	if err != nil {
 		return c, err
 	}
+	c.card = parsed
 	if c.Agent == nil {
-		c.Agent = []string{"/workspace/hostile", "agent"}
+		c.Agent = []string{"/workspace/" + AgentFile, "agent"}
 	}
 	sla := DefaultSLA()
 	for l, d := range c.SLA {
@@ -132,6 +201,9 @@ func (c Config) withDefaults() (Config, error) {
 	c.SLA = sla
 	if c.Runs == 0 {
 		c.Runs = 1
+	}
+	if c.Techniques == nil {
+		c.Techniques = []Technique{allAtOnce()}
 	}
 	if c.Cases == nil {
 		c.Cases = Cases()

@@ -156,7 +156,7 @@ func every(ctx context.Context, fn func(n int) bool) {
 	}
 }
 
-func (b *fakeBox) Stop(_ context.Context, req wire.StopRequest) (*wire.StopReport, error) {
+func (b *fakeBox) Stop(_ context.Context, req wire.StopRequest, _ func(wire.StopEvent)) (*wire.StopReport, error) {
 	if b.stop != nil {
 		for _, l := range req.Layers {
 			b.stop(b, req.Scope.Kid, l)

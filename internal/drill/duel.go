@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"tagout/internal/practice"
@@ -11,50 +12,88 @@ import (
 )
 
 const (
-	// quiet is how long the network or the credential must have been silent to count as stopped.
-	quiet = 400 * time.Millisecond
+	// quiet is how long the network or the credential must have been silent to count as stopped: thirty ticks.
+	quiet = 300 * time.Millisecond
 	// settleWithin bounds how long the observers wait for a stop to take effect.
 	settleWithin = 5 * time.Second
-	// replays a second by the accomplice.
-	replays = 200
-	by      = "drill"
+	// replays a second by the accomplice, and by one of its clients.
+	replays    = 200
+	replayEach = 250
+	by         = "drill"
 )
 
-// duel is one run of one case against a fresh kid.
+// duel is one run of one bout against a fresh kid.
 type duel struct {
 	Config
-	c   Case
+	c   bout
 	run int
 	kid string
+
+	began time.Duration // CLOCK_MONOTONIC; when the run began
+	mu    sync.Mutex
+	story []Event // guarded by mu
+}
+
+// Event is one moment of a run. At counts from the command, and is negative before it.
+type Event struct {
+	At   time.Duration `json:"at_ns"`
+	What string        `json:"what"`
+}
+
+// note adds a moment to the story, now.
+func (d *duel) note(format string, args ...any) { d.noteAt(practice.Now(), format, args...) }
+
+func (d *duel) noteAt(at time.Duration, format string, args ...any) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.story = append(d.story, Event{at, fmt.Sprintf(format, args...)})
 }
 
 // fight spawns, provokes, stops, judges and removes one kid.
 func (d *duel) fight(ctx context.Context) (res Result, err error) {
-	res = Result{Case: d.c.Name, Run: d.run, Kid: d.kid}
+	res = Result{Kind: d.c.kind, Technique: d.c.technique.Name, Case: d.c.name, Run: d.run, Kid: d.kid}
+	d.began = practice.Now()
 	kid, err := d.Box.Spawn(ctx, wire.SpawnRequest{
-		Name: d.kid, Purpose: "drill: " + d.c.Name, Card: string(d.Card), CardFile: d.CardFile, InputDir: d.InputDir,
+		Name: d.kid, Purpose: "drill: " + d.c.name, Card: string(d.Card), CardFile: d.CardFile, InputDir: d.InputDir,
 	})
 	if err != nil {
 		return res, fmt.Errorf("spawning kid %s: %w", d.kid, err)
 	}
+	d.note("kid spawned")
 	busy, stop := context.WithCancel(ctx)
 	done := d.provoke(busy)
+	hand := d.newHand(kid)
 	defer func() {
 		stop()
-		err = errors.Join(err, d.remove(ctx, res.Stop))
+		err = errors.Join(err, hand.undo(), d.remove(ctx, res.Stop))
 		<-done
 	}()
-	o := newObserver(d.Internet, d.kid, kid.Cgroup)
-	res.Before, err = d.ready(ctx, busy, o)
+	o := d.newObserver(kid)
+	res.Before, err = d.ready(ctx, busy, o, hand)
 	if err != nil {
 		res.Void = err.Error()
-		res.judge(d.c.Layers, d.SLA, verdicts{})
+		res.judge(d.c.judged, d.SLA, verdicts{})
 		return res, nil
+	}
+	o.family = familyOf(kid.Cgroup)
+	return res, d.strikeAndStop(ctx, o, hand, &res)
+}
+
+// strikeAndStop breaks what is to be broken, orders the stop, judges it and mends.
+func (d *duel) strikeAndStop(ctx context.Context, o *observer, hand hand, res *Result) error {
+	mend, err := d.strike(ctx)
+	var missing *notHere
+	if errors.As(err, &missing) {
+		res.Skipped = missing.Error()
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", d.c.name, err)
 	}
 	watch := o.watchEmpty(ctx)
 	defer watch.stop()
 	command := practice.Now() // nothing may come between this and writing the order
-	report, stopErr := d.Box.Stop(ctx, wire.StopRequest{Scope: wire.Scope{Kid: d.kid}, Layers: d.c.Layers, By: by, Reason: "drill: " + d.c.Name})
+	report, stopErr := d.order(ctx)
 	res.Acked = practice.Now() - command
 	res.Command, res.Report = command, report
 	if stopErr != nil {
@@ -63,21 +102,49 @@ func (d *duel) fight(ctx context.Context) (res Result, err error) {
 	if report != nil {
 		res.Stop = report.Stop
 	}
-	seen := o.settle(ctx, d.c.Layers, command, watch)
-	res.After = o.activity()
-	res.judge(d.c.Layers, d.SLA, seen)
-	return res, nil
+	d.note("killswitchd's report was read")
+	released, err := hand.after()
+	if err != nil {
+		return err
+	}
+	seen := verdicts{}
+	o.settle(ctx, d.c.judged, command, d.c.within, watch, seen)
+	if d.c.knockout != nil {
+		res.Degraded = d.degraded(ctx, report)
+		if err := mend(ctx); err != nil {
+			return fmt.Errorf("%s: mending: %w", d.c.name, err)
+		}
+		// What comes back to life must not bring the kid's bytes or tokens with it.
+		o.settle(ctx, d.c.judged, command, d.c.within, watch, seen)
+	}
+	res.After = o.activity(d.c.technique.Signs)
+	res.judge(d.c.judged, d.slas(), seen)
+	d.judgeDeath(res, o, command, released)
+	d.tell(res, o, command)
+	return nil
+}
+
+// tell puts the story into the result, with what the observers saw.
+func (d *duel) tell(res *Result, o *observer, command time.Duration) {
+	d.noteAt(command, "order written to killswitchd: %v", d.c.ordered)
+	if at := o.lastByte(); at > 0 {
+		d.noteAt(at, "last byte seen")
+	}
+	if at := o.lastAccepted(); at > 0 {
+		d.noteAt(at, "last token use accepted")
+	}
+	for _, l := range res.Layers {
+		if l.Layer == wire.LayerSession && l.Stopped {
+			d.noteAt(command+l.Observed, "the kid's cgroup is empty")
+		}
+	}
+	d.note("the observers have seen enough")
+	res.tellStory(d.story, command)
 }
 
 // provoke starts the agent in the kid, and the accomplice as soon as the token is stolen. The channel closes
 // when both have ended.
 func (d *duel) provoke(ctx context.Context) <-chan struct{} {
-	argv := append(append([]string(nil), d.Agent...),
-		"-tag", d.kid,
-		"-evil", d.Internet.EvilAddr().String(),
-		"-evil6", d.Internet.EvilAddr6().String(),
-		"-dns", d.Internet.DNSAddr().String()+":53",
-	)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -86,29 +153,67 @@ func (d *duel) provoke(ctx context.Context) <-chan struct{} {
 			defer close(accomplice)
 			stolen := func() bool { return d.Internet.Sink.Token(d.kid) != "" }
 			if practice.Wait(ctx, "the token is stolen", stolen) == nil {
-				d.Internet.Replay(ctx, d.Internet.Sink.Token(d.kid), "accomplice:"+d.kid, replays) // its rate is right
+				d.replay(ctx, d.Internet.Sink.Token(d.kid))
 			}
 		}()
 		// However the exec ends, what the agent started lives on in the kid; the observers see what matters.
-		d.Box.Exec(ctx, d.kid, wire.ExecRequest{Argv: argv}, func(wire.ExecFrame) {}) // see above
+		d.Box.Exec(ctx, d.kid, wire.ExecRequest{Argv: d.arguments()}, func(wire.ExecFrame) {}) // see above
 		<-accomplice
 	}()
 	return done
 }
 
-// ready waits until everything is seen at work, all at the same time and just now.
-func (d *duel) ready(ctx, busy context.Context, o *observer) (Activity, error) {
+// replay is the accomplice, with as many clients as its rate needs.
+func (d *duel) replay(ctx context.Context, token string) {
+	rate := d.c.technique.Replay
+	if rate == 0 {
+		rate = replays
+	}
+	var wg sync.WaitGroup
+	for ; rate > 0; rate -= replayEach {
+		each := min(rate, replayEach)
+		wg.Go(func() { d.Internet.Replay(ctx, token, "accomplice:"+d.kid, each) }) // its rate is right
+	}
+	wg.Wait()
+}
+
+// ready waits until everything is seen at work, all at the same time and just now. Where something is done from
+// outside, that comes after the beacon was seen, and before the technique's own signs.
+func (d *duel) ready(ctx, busy context.Context, o *observer, hand hand) (Activity, error) {
 	wait, cancel := context.WithTimeout(busy, d.ReadyWithin)
 	defer cancel()
+	signs := d.c.technique.Signs
 	var a Activity
+	var lack string
+	fromOutside := d.c.technique.Host != ""
 	err := practice.Wait(wait, "the agent is at work", func() bool {
-		a = o.activity()
-		return a.missing(d.Processes) == ""
+		a = o.activity(nil)
+		if lack = a.beaconMissing(); lack != "" || fromOutside {
+			return lack == ""
+		}
+		a = o.activity(signs)
+		lack = a.beaconMissing()
+		if more := d.signsMissing(a, signs); more != "" {
+			lack = more
+		}
+		return lack == ""
 	})
+	if err == nil {
+		d.note("the agent is at work")
+		err = hand.before(wait)
+		lack = fmt.Sprint(err)
+	}
+	if err == nil && fromOutside {
+		err = practice.Wait(wait, "the technique is at work", func() bool {
+			a = o.activity(signs)
+			lack = d.signsMissing(a, signs)
+			return lack == ""
+		})
+	}
 	if err == nil || ctx.Err() != nil {
 		return a, err
 	}
-	return a, fmt.Errorf("not seen before the order: %s", a.missing(d.Processes))
+	return a, fmt.Errorf("not seen before the order: %s", lack)
 }
 
 // remove destroys the kid and takes the drill's own tag off. The kid is gone for good, so nothing comes back.

@@ -3,9 +3,11 @@ package drill
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
+	"tagout/internal/bootclock"
 	"tagout/internal/cgroup"
 	"tagout/internal/practice"
 	"tagout/internal/wire"
@@ -16,7 +18,7 @@ const fresh = 150 * time.Millisecond
 
 // Least activity that must have been seen before the order.
 const (
-	leastTicks   = 20
+	leastTicks   = 10
 	leastBulk    = 1 << 20
 	leastUses    = 5
 	leastReplays = 20
@@ -25,21 +27,20 @@ const (
 // Activity is what observers outside the kid see of it at one moment. Ages are the time since the last event,
 // negative where there was none.
 type Activity struct {
-	Processes     int           `json:"processes"`      // in its cgroup
-	ForksRefused  int64         `json:"forks_refused"`  // by the pids limit, as the agent told the sink
-	Ticks         int64         `json:"ticks"`          // that reached the sink
-	Bulk          int64         `json:"bulk_bytes"`     // that reached the sink
-	Uses          int           `json:"token_uses"`     // by the agent, accepted by the vendor's API
-	Replays       int           `json:"token_replays"`  // by the accomplice, accepted by the user's own service
-	ByteAge       time.Duration `json:"byte_age_ns"`    // last byte from the kid anywhere
-	CredentialAge time.Duration `json:"accept_age_ns"`  // last accepted use by anybody
-	UseAge        time.Duration `json:"use_age_ns"`     // by the agent
-	ReplayAge     time.Duration `json:"replay_age_ns"`  // by the accomplice
-	AttackerBytes int64         `json:"attacker_bytes"` // ever
+	Processes     int              `json:"processes"`      // in its cgroup
+	Ticks         int64            `json:"ticks"`          // that reached the sink
+	Uses          int              `json:"token_uses"`     // by the agent, accepted by the vendor's API
+	Replays       int              `json:"token_replays"`  // by the accomplice, accepted by the user's own service
+	Signs         map[string]int64 `json:"signs"`          // of the technique
+	ByteAge       time.Duration    `json:"byte_age_ns"`    // last byte from the kid anywhere
+	CredentialAge time.Duration    `json:"accept_age_ns"`  // last accepted use by anybody
+	UseAge        time.Duration    `json:"use_age_ns"`     // by the agent
+	ReplayAge     time.Duration    `json:"replay_age_ns"`  // by the accomplice
+	AttackerBytes int64            `json:"attacker_bytes"` // ever
 }
 
-// missing names what is not at work just now; "" means that everything is.
-func (a Activity) missing(processes int) string {
+// beaconMissing names what of the beacon is not at work just now; "" means that all of it is.
+func (a Activity) beaconMissing() string {
 	recent := func(age time.Duration) bool { return age >= 0 && age <= fresh }
 	var out []string
 	check := func(ok bool, format string, args ...any) {
@@ -47,10 +48,7 @@ func (a Activity) missing(processes int) string {
 			out = append(out, fmt.Sprintf(format, args...))
 		}
 	}
-	check(a.Processes >= processes, "%d processes of %d", a.Processes, processes)
-	check(a.ForksRefused > 0, "its pids limit hit")
 	check(a.Ticks >= leastTicks && recent(a.ByteAge), "ticks (%d so far)", a.Ticks)
-	check(a.Bulk >= leastBulk, "bulk data (%d bytes so far)", a.Bulk)
 	check(a.Uses >= leastUses && recent(a.UseAge), "its token accepted (%d times so far)", a.Uses)
 	check(a.Replays >= leastReplays && recent(a.ReplayAge), "the accomplice's token accepted (%d times so far)", a.Replays)
 	return strings.Join(out, ", ")
@@ -61,15 +59,27 @@ type observer struct {
 	net    *practice.Internet
 	tag    string
 	cgroup string
+	mark   uint32
+	passed func(mark uint32) (time.Duration, error) // CLOCK_BOOTTIME; may be nil
+	family family
 }
 
-func newObserver(net *practice.Internet, tag, cgroupDir string) *observer {
-	return &observer{net: net, tag: tag, cgroup: cgroupDir}
+func (d *duel) newObserver(kid wire.Kid) *observer {
+	return &observer{net: d.Internet, tag: d.kid, cgroup: kid.Cgroup, mark: kid.Mark, passed: d.Passed}
 }
 
-// lastByte is when the kid's last byte reached the practice internet, by whatever road.
+// lastByte is when the kid's last byte reached the practice internet, by whatever road, or when the kernel last
+// let a packet of it pass, where that is known. It sees also what the practice internet does not, such as lookups.
 func (o *observer) lastByte() time.Duration {
-	return max(o.net.Sink.LastByte(o.tag), o.net.API.LastRequest("agent:"+o.tag))
+	last := max(o.net.Sink.LastByte(o.tag), o.net.API.LastRequest("agent:"+o.tag))
+	if o.passed == nil {
+		return last
+	}
+	at, err := o.passed(o.mark)
+	if err != nil || at == 0 {
+		return last // the kernel knows no such session any more, or the maps are out of reach
+	}
+	return max(last, at-bootclock.Now()+practice.Now())
 }
 
 // lastAccepted is when the kid's token was last accepted, whoever held it.
@@ -77,19 +87,18 @@ func (o *observer) lastAccepted() time.Duration {
 	return max(o.net.API.Uses.Tally("agent:"+o.tag).LastAccepted, o.net.Own.Uses.Tally("accomplice:"+o.tag).LastAccepted)
 }
 
-func (o *observer) activity() Activity {
+func (o *observer) activity(signs []Sign) Activity {
 	uses, replayed := o.net.API.Uses.Tally("agent:"+o.tag), o.net.Own.Uses.Tally("accomplice:"+o.tag)
-	a := Activity{Uses: uses.Accepted, Replays: replayed.Accepted}
+	a := Activity{Uses: uses.Accepted, Replays: replayed.Accepted, Signs: map[string]int64{}}
 	for _, st := range o.net.Sink.Streams(o.tag) {
-		if st.Kind == "bulk" {
-			a.Bulk += st.Bytes
-		}
 		a.Ticks += st.Ticks
-		a.ForksRefused = max(a.ForksRefused, st.Refusals)
 	}
 	pids, err := cgroup.Procs(o.cgroup)
 	if err == nil {
 		a.Processes = len(pids)
+	}
+	for _, s := range signs {
+		a.Signs[s.String()] = o.count(s)
 	}
 	_, a.AttackerBytes = o.net.Attacker.Total()
 	now := practice.Now()
@@ -103,6 +112,17 @@ func age(now, then time.Duration) time.Duration {
 		return -1
 	}
 	return now - then
+}
+
+// signsMissing names the signs of which there is not enough.
+func (c Config) signsMissing(a Activity, signs []Sign) string {
+	var out []string
+	for _, s := range signs {
+		if n, want := a.Signs[s.String()], c.least(s); n < want {
+			out = append(out, fmt.Sprintf("%s (%d of %d)", s, n, want))
+		}
+	}
+	return strings.Join(out, ", ")
 }
 
 // emptyWatch waits for the kid's cgroup to hold no process any more.
@@ -126,19 +146,19 @@ func (o *observer) watchEmpty(ctx context.Context) *emptyWatch {
 // missing still lived at the end.
 type verdicts map[wire.Layer]time.Duration
 
-// settle waits until all the ordered layers are seen stopped, or long enough to say that they are not.
-func (o *observer) settle(ctx context.Context, layers []wire.Layer, command time.Duration, w *emptyWatch) verdicts {
-	ctx, cancel := context.WithTimeout(ctx, settleWithin)
+// settle waits until all the layers are seen stopped, or long enough to say that they are not. It may be called
+// again, to see whether they stayed so.
+func (o *observer) settle(ctx context.Context, layers []wire.Layer, command, within time.Duration, w *emptyWatch, seen verdicts) {
+	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	seen := verdicts{}
+	began := practice.Now()
 	practice.Wait(ctx, "the stop takes effect", func() bool { // what is missing is the answer
 		for _, l := range layers {
 			o.look(l, command, w, seen)
 		}
 		// Long enough also for what was not ordered to be seen alive, or dying of the rest.
-		return len(seen) == len(layers) && practice.Now()-command >= quiet
+		return len(seen) == len(layers) && practice.Now()-max(began, command) >= quiet
 	})
-	return seen
 }
 
 func (o *observer) look(l wire.Layer, command time.Duration, w *emptyWatch, seen verdicts) {
@@ -160,4 +180,15 @@ func (o *observer) look(l wire.Layer, command time.Duration, w *emptyWatch, seen
 	if practice.Now()-max(last, command) >= quiet {
 		seen[l] = max(0, last-command)
 	}
+}
+
+// leftBehind names living processes of the kid outside its cgroup, after the cgroup was seen empty.
+func (o *observer) leftBehind() string {
+	living := o.family.living()
+	if len(living) == 0 {
+		return ""
+	}
+	slices.SortFunc(living, func(a, b process) int { return a.pid - b.pid })
+	return fmt.Sprintf("%d processes of the kid live outside its cgroup, the first %d (%s) in state %c",
+		len(living), living[0].pid, living[0].comm, living[0].state)
 }

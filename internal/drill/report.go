@@ -1,173 +1,158 @@
 package drill
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"io"
 	"os"
 	"slices"
-	"strings"
 	"text/tabwriter"
 	"time"
 
 	"tagout/internal/wire"
 )
 
-// Verdict is the judgement on one layer of one run.
-type Verdict string
-
-// Verdicts.
-const (
-	Pass Verdict = "PASS"
-	Fail Verdict = "FAIL"
-	Void Verdict = "VOID" // not everything was seen at work before the order
-)
-
 // Report is a whole drill.
 type Report struct {
-	Instance  string    `json:"instance"`
-	Started   time.Time `json:"started"`
-	Runs      int       `json:"runs"`      // of each case
-	Processes int       `json:"processes"` // that had to be seen
-	Results   []Result  `json:"results"`
-	Passed    bool      `json:"passed"`
+	Format      int                          `json:"format"` // 1
+	Instance    string                       `json:"instance"`
+	By          string                       `json:"by"` // who ran it
+	Started     time.Time                    `json:"started"`
+	Took        time.Duration                `json:"took_ns"`
+	Runs        int                          `json:"runs"`      // of each case
+	Processes   int                          `json:"processes"` // that had to be seen
+	SLA         map[wire.Layer]time.Duration `json:"sla_ns"`
+	Environment Environment                  `json:"environment"`
+	Card        Digest                       `json:"card"`
+	Box         Digest                       `json:"box"` // its configuration
+	Techniques  []Technique                  `json:"techniques"`
+	Whole       bool                         `json:"whole"` // every technique, knock-out and control run
+	Results     []Result                     `json:"results"`
+	Verdict     Verdict                      `json:"verdict"`
+	Why         string                       `json:"why,omitempty"` // the verdict is not PASS
+	Passed      bool                         `json:"passed"`
 }
 
-// Result is one run. Durations count from the command.
-type Result struct {
-	Case      string           `json:"case"`
-	Run       int              `json:"run"`
-	Kid       string           `json:"kid"`
-	Stop      string           `json:"stop,omitempty"`
-	Command   time.Duration    `json:"command_ns"` // CLOCK_MONOTONIC
-	Acked     time.Duration    `json:"acked_ns"`   // until killswitchd's final report was read
-	Layers    []LayerResult    `json:"layers"`     // those that were ordered
-	Before    Activity         `json:"before"`
-	After     Activity         `json:"after"`
-	Void      string           `json:"void,omitempty"`
-	StopError string           `json:"stop_error,omitempty"`
-	Report    *wire.StopReport `json:"report,omitempty"` // what killswitchd said
+// Digest names a file by what is in it.
+type Digest struct {
+	Name   string `json:"name"`
+	SHA256 string `json:"sha256"` // hex
 }
 
-// LayerResult is the judgement on one layer.
-type LayerResult struct {
-	Layer    wire.Layer    `json:"layer"`
-	Observed time.Duration `json:"observed_ns"` // last sign of life seen from outside, after the command
-	Stopped  bool          `json:"stopped"`     // false: it still lived when the observers gave up
-	SLA      time.Duration `json:"sla_ns"`
-	Verdict  Verdict       `json:"verdict"`
-	Evidence string        `json:"evidence"`
+func digest(name string, content []byte) Digest {
+	sum := sha256.Sum256(content)
+	return Digest{name, hex.EncodeToString(sum[:])}
 }
 
-var evidence = map[wire.Layer]string{
-	wire.LayerSession:    "populated 0",
-	wire.LayerNetwork:    "last byte at the sink",
-	wire.LayerCredential: "last accepted token use",
+func (c Config) newReport() *Report {
+	rep := &Report{
+		Format: 1, Instance: c.Inst.Name(), By: c.By, Started: time.Now().UTC(), Runs: c.Runs, Processes: c.Processes, SLA: c.SLA,
+		Environment: environment(c.Version), Card: digest(c.card.Name, c.Card), Techniques: c.Techniques,
+	}
+	if raw, err := os.ReadFile(c.Inst.BoxConfig()); err == nil { // a box without one is named by nothing
+		rep.Box = digest("box.yaml", raw)
+	}
+	names, _ := Knockouts()
+	rep.Whole = c.AllTechniques && c.Controls && len(c.Cases) == len(Cases()) && len(c.Knockouts) == len(names)
+	return rep
 }
 
-// judge fills the layers in.
-func (r *Result) judge(layers []wire.Layer, sla map[wire.Layer]time.Duration, seen verdicts) {
-	for _, l := range layers {
-		observed, ok := seen[l]
-		lr := LayerResult{Layer: l, Observed: observed, Stopped: ok, SLA: sla[l], Verdict: Fail, Evidence: evidence[l]}
-		switch {
-		case r.Void != "":
-			lr.Verdict = Void
-		case ok && observed <= lr.SLA:
-			lr.Verdict = Pass
+// keepStories is how many runs of a case keep their story and killswitchd's own report where all went well: one
+// shows how it goes, and the rest would make a long report longer.
+const keepStories = 1
+
+func (rep *Report) add(r Result) {
+	if r.Kind == KindStop && r.Run > keepStories && !slices.ContainsFunc(r.Layers, func(l LayerResult) bool { return l.Verdict != Pass }) {
+		r.Story, r.Report = nil, nil
+	}
+	rep.Results = append(rep.Results, r)
+}
+
+// close judges the whole; ended says whether the drill got to its end.
+func (rep *Report) close(ended bool) {
+	rep.Took = time.Since(rep.Started) // monotonic: a knock-out may have stepped the wall clock
+	rep.Verdict, rep.Why = rep.judge(ended)
+	rep.Passed = rep.Verdict == Pass
+}
+
+func (rep *Report) judge(ended bool) (Verdict, string) {
+	if !ended {
+		return Void, "it was not run to its end"
+	}
+	if why := rep.controlTrouble(); why != "" {
+		return Void, why
+	}
+	void, judged := "", 0
+	for _, s := range rep.Summaries() {
+		if s.Kind == KindControl {
+			continue
 		}
-		r.Layers = append(r.Layers, lr)
-	}
-}
-
-// others says what the layers that were not ordered did meanwhile.
-func (r *Result) others() string {
-	if r.Void != "" {
-		return r.Void
-	}
-	ordered := func(l wire.Layer) bool {
-		return slices.ContainsFunc(r.Layers, func(lr LayerResult) bool { return lr.Layer == l })
-	}
-	var out []string
-	if !ordered(wire.LayerSession) {
-		out = append(out, fmt.Sprintf("%d processes live on", r.After.Processes))
-	}
-	if !ordered(wire.LayerNetwork) {
-		if r.After.ByteAge >= 0 && r.After.ByteAge <= fresh {
-			out = append(out, "bytes still flow")
-		} else {
-			out = append(out, "no bytes: nobody is left to send them")
+		judged++
+		name := s.Technique + ", " + s.Case + ", " + string(s.Layer) + " layer"
+		switch s.Verdict {
+		case Fail:
+			return Fail, name
+		case Void:
+			void = name + ": it was not seen at work"
 		}
 	}
-	if !ordered(wire.LayerCredential) {
-		if r.After.CredentialAge >= 0 && r.After.CredentialAge <= fresh {
-			out = append(out, "token still accepted")
-		} else {
-			out = append(out, "token no longer accepted")
-		}
+	if judged == 0 {
+		return Void, "nothing was judged"
 	}
-	return strings.Join(out, ", ")
+	if void != "" {
+		return Void, void
+	}
+	return Pass, ""
 }
 
-// Line is a progress line.
-func (r Result) Line() string {
-	var parts []string
-	for _, l := range r.Layers {
-		parts = append(parts, fmt.Sprintf("%s %s %s", l.Layer, l.shown(), l.Verdict))
-	}
-	line := fmt.Sprintf("  %s: %s", r.Case, strings.Join(parts, ", "))
-	if r.StopError != "" {
-		line += "; the order itself ended with: " + r.StopError
-	}
-	if o := r.others(); o != "" {
-		line += " (" + o + ")"
-	}
-	return line
-}
-
-func (l LayerResult) shown() string {
-	if l.Verdict == Void {
-		return "-"
-	}
-	if !l.Stopped {
-		return "never"
-	}
-	return millis(l.Observed)
-}
-
-func millis(d time.Duration) string { return fmt.Sprintf("%.1f ms", float64(d.Microseconds())/1000) }
-
-// allPassed says whether there was something to judge and all of it passed.
-func (rep *Report) allPassed() bool {
-	sums := rep.Summaries()
-	return len(sums) > 0 && !slices.ContainsFunc(sums, func(s Summary) bool { return s.Verdict != Pass })
-}
-
-// Table writes one row a layer and case. Where a case ran more than once, a row shows the p50, p99 and maximum
-// of its runs.
+// Table writes what people read at the end. A drill of one technique has one row a layer and case; where a case
+// ran more than once, a row shows the p50, p99 and maximum of its runs. A larger one has a row a technique.
 func (rep *Report) Table(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "STOP\tLAYER\tACKED\tOBSERVED\tSLA\tVERDICT\tSEEN BY")
-	for _, s := range rep.Summaries() {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
-			s.Case, s.Layer, millis(s.Acked), s.shown(), millis(s.SLA), s.Verdict, evidence[s.Layer])
+	if len(rep.Techniques) == 1 {
+		rep.longRows(t)
+	} else {
+		rep.shortRows(t)
 	}
 	return t.Flush()
+}
+
+func (rep *Report) longRows(t io.Writer) {
+	fmt.Fprintln(t, "STOP\tLAYER\tACKED\tOBSERVED\tSLA\tVERDICT\tSEEN BY")
+	for _, s := range rep.Summaries() {
+		name := s.Case
+		if s.Kind != KindStop {
+			name = string(s.Kind) + ": " + name
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", name, s.Layer, millis(s.Acked), s.shown(), millis(s.SLA), s.judgement(), evidence[s.Layer])
+	}
+}
+
+// shortRows has the slowest run of each case, the layers in their order.
+func (rep *Report) shortRows(t io.Writer) {
+	fmt.Fprintln(t, "MILLISECONDS, MAX\tSESSION ALONE\tNETWORK ALONE\tCREDENTIAL ALONE\tALL TOGETHER\tVERDICT")
+	for _, row := range rep.Rows() {
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", row.Name, row.Cells[0], row.Cells[1], row.Cells[2], row.Cells[3], row.Verdict)
+	}
 }
 
 // Summary is all runs of one layer in one case. Durations are nearest-rank percentiles over the runs in which
 // the layer was seen to stop.
 type Summary struct {
-	Case    string        `json:"case"`
-	Layer   wire.Layer    `json:"layer"`
-	Runs    int           `json:"runs"`
-	Stopped int           `json:"stopped"`
-	Acked   time.Duration `json:"acked_p50_ns"`
-	P50     time.Duration `json:"p50_ns"`
-	P99     time.Duration `json:"p99_ns"`
-	Max     time.Duration `json:"max_ns"`
-	SLA     time.Duration `json:"sla_ns"`
-	Verdict Verdict       `json:"verdict"` // the worst of the runs: FAIL, then VOID, then PASS
+	Kind      Kind          `json:"kind"`
+	Technique string        `json:"technique"`
+	Case      string        `json:"case"`
+	Layer     wire.Layer    `json:"layer"`
+	Runs      int           `json:"runs"`
+	Stopped   int           `json:"stopped"`
+	Acked     time.Duration `json:"acked_p50_ns"`
+	P50       time.Duration `json:"p50_ns"`
+	P99       time.Duration `json:"p99_ns"`
+	Max       time.Duration `json:"max_ns"`
+	SLA       time.Duration `json:"sla_ns"`
+	Verdict   Verdict       `json:"verdict"` // the worst of the runs: FAIL, then VOID, then PASS
 }
 
 func (s Summary) shown() string {
@@ -182,20 +167,29 @@ func (s Summary) shown() string {
 	return fmt.Sprintf("p50 %s, p99 %s, max %s of %d", millis(s.P50), millis(s.P99), millis(s.Max), s.Stopped)
 }
 
+// judgement is the verdict as a reader takes it: a control run is right when it fails.
+func (s Summary) judgement() string {
+	if s.Kind == KindControl && s.Verdict == Fail {
+		return "FAIL, as it must"
+	}
+	return string(s.Verdict)
+}
+
 // Summaries sums the results up, in the order in which cases and layers first ran.
 func (rep *Report) Summaries() []Summary {
 	type key struct {
-		name  string
-		layer wire.Layer
+		kind            Kind
+		technique, name string
+		layer           wire.Layer
 	}
 	var order []key
 	samples, acks, sums := map[key][]time.Duration{}, map[key][]time.Duration{}, map[key]*Summary{}
 	for _, r := range rep.Results {
 		for _, l := range r.Layers {
-			k := key{r.Case, l.Layer}
+			k := key{r.Kind, r.Technique, r.Case, l.Layer}
 			s := sums[k]
 			if s == nil {
-				s = &Summary{Case: r.Case, Layer: l.Layer, SLA: l.SLA, Verdict: Pass}
+				s = &Summary{Kind: r.Kind, Technique: r.Technique, Case: r.Case, Layer: l.Layer, SLA: l.SLA, Verdict: Pass}
 				sums[k] = s
 				order = append(order, k)
 			}
@@ -229,14 +223,23 @@ func rank(d []time.Duration, percent int) time.Duration {
 	return d[max(0, (len(d)*percent+99)/100-1)]
 }
 
-// Write writes the report, with its summaries, as JSON.
-func (rep *Report) Write(path string) error {
+// JSON is the report with its summaries, as it is kept.
+func (rep *Report) JSON() ([]byte, error) {
 	raw, err := json.MarshalIndent(struct {
 		*Report
 		Summaries []Summary `json:"summaries"`
 	}{rep, rep.Summaries()}, "", "  ")
+	if err != nil {
+		return nil, fmt.Errorf("writing the drill report: %w", err)
+	}
+	return append(raw, '\n'), nil
+}
+
+// Write writes the report as JSON.
+func (rep *Report) Write(path string) error {
+	raw, err := rep.JSON()
 	if err == nil {
-		err = os.WriteFile(path, append(raw, '\n'), 0o644) // a report is for everybody
+		err = os.WriteFile(path, raw, 0o644) // a report is for everybody
 	}
 	if err != nil {
 		return fmt.Errorf("writing the drill report: %w", err)

@@ -21,6 +21,7 @@ type Identity struct {
 //
 //	GET /v1/hello   200, needs no credential
 //	GET /v1/whoami  Identity: 200 where the credential is the real one, 401 otherwise
+//	POST /v1/stream 200 when the body has ended; needs no credential
 //
 // The credential is read from "Authorization: Bearer …" or from X-Api-Key.
 type API struct {
@@ -30,21 +31,25 @@ type API struct {
 	secret string
 
 	mu   sync.Mutex
-	last map[string]time.Duration // guarded by mu; presenter -> its last request of any kind
+	last map[string]time.Duration // guarded by mu; presenter -> its last request of any kind, or byte of a stream
 	raw  int                      // guarded by mu; requests that carried a kid's token unswapped
+
+	streamed map[string]map[string]int64 // guarded by mu; presenter -> "HTTP/2.0" -> bytes of streams
 }
 
 func (n *Internet) startAPI() error {
-	n.API = &API{secret: n.secret, last: map[string]time.Duration{}}
+	n.API = &API{secret: n.secret, last: map[string]time.Duration{}, streamed: map[string]map[string]int64{}}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/hello", func(w http.ResponseWriter, _ *http.Request) {
 		w.Write([]byte("hello from " + NameAPI + "\n")) // the client is gone
 	})
 	mux.HandleFunc("GET /v1/whoami", n.API.whoami)
+	mux.HandleFunc("POST /v1/stream", n.API.stream)
 	return n.serveHTTP(n.APIAddr(), 443, NameAPI, n.API.watched(mux))
 }
 
-// LastRequest is when the presenter's last request of any kind arrived, 0 where none did.
+// LastRequest is when the presenter's last request of any kind, or the last byte of a stream, arrived; 0 where
+// none did.
 func (a *API) LastRequest(presenter string) time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -57,6 +62,35 @@ func (a *API) TokensSeen() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.raw
+}
+
+// Streamed is how many bytes the presenter's streams brought over a protocol, as net/http names it.
+func (a *API) Streamed(presenter, proto string) int64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.streamed[presenter][proto]
+}
+
+// stream takes a body for as long as it comes.
+func (a *API) stream(w http.ResponseWriter, r *http.Request) {
+	presenter := r.Header.Get(HeaderPresenter)
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := r.Body.Read(buf)
+		a.mu.Lock()
+		if n > 0 { // an end is not an arrival: a cut shows as one
+			a.last[presenter] = Now()
+		}
+		if a.streamed[presenter] == nil {
+			a.streamed[presenter] = map[string]int64{}
+		}
+		a.streamed[presenter][r.Proto] += int64(n)
+		a.mu.Unlock()
+		if err != nil {
+			break
+		}
+	}
+	w.WriteHeader(http.StatusOK)
 }
 
 func (a *API) watched(next http.Handler) http.Handler {

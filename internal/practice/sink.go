@@ -15,13 +15,15 @@ const maxLine = 4096
 
 // Stream is what one TCP connection brought to the sink. Times are CLOCK_MONOTONIC, 0 where not yet.
 //
-// The sender's first line is "ticks TAG [TOKEN]" or "bulk TAG". After "ticks", each line is "NUMBER [EAGAIN]":
-// a number one higher than the last, and how often the sender was refused a new process. After "bulk",
-// anything goes. The sink never answers.
+// The sender's first line is "ticks TAG [TOKEN]", "bulk TAG [VIA]" or "slow TAG [VIA]". After "ticks", each line
+// is "NUMBER [EAGAIN [WORK]]": a number one higher than the last, how often the sender was refused a new process,
+// and how much work of its own it has done. After "bulk" and "slow" anything goes; of "slow" the sink reads
+// little, so that the rest waits at the sender, and counts what its kernel received. The sink never answers.
 type Stream struct {
-	Kind      string // "ticks", "bulk" or "" where the first line is neither
+	Kind      string // "ticks", "bulk", "slow" or "" where the first line is none of them
 	Tag       string
-	Token     string
+	Token     string // of ticks
+	Via       string // of bulk and slow: how the sender says that it came
 	Opened    time.Duration
 	LastByte  time.Duration
 	Closed    time.Duration
@@ -30,6 +32,7 @@ type Stream struct {
 	LastTick  int64 // the highest number
 	Missing   int64 // numbers that were skipped
 	Refusals  int64 // the highest EAGAIN
+	Work      int64 // the highest WORK
 	Malformed int64
 }
 
@@ -111,18 +114,12 @@ func (s *Sink) read(st *Stream, c net.Conn) {
 	if err != nil {
 		return
 	}
-	f := strings.Fields(hello)
-	if len(f) < 2 || f[0] != "ticks" && f[0] != "bulk" {
-		io.Copy(io.Discard, br) // counted by the reader
+	kind := s.greet(st, strings.Fields(hello))
+	switch kind {
+	case "slow":
+		s.readSlowly(st, c)
 		return
-	}
-	s.mu.Lock()
-	st.Kind, st.Tag = f[0], f[1]
-	if len(f) > 2 {
-		st.Token = f[2]
-	}
-	s.mu.Unlock()
-	if st.Kind == "bulk" {
+	case "", "bulk":
 		io.Copy(io.Discard, br) // counted by the reader
 		return
 	}
@@ -135,27 +132,43 @@ func (s *Sink) read(st *Stream, c net.Conn) {
 	}
 }
 
+// greet takes a first line and returns the kind of stream that it opens, "" where it opens none.
+func (s *Sink) greet(st *Stream, f []string) string {
+	if len(f) < 2 || f[0] != "ticks" && f[0] != "bulk" && f[0] != "slow" {
+		return ""
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st.Kind, st.Tag = f[0], f[1]
+	switch {
+	case len(f) > 2 && st.Kind == "ticks":
+		st.Token = f[2]
+	case len(f) > 2:
+		st.Via = f[2]
+	}
+	return st.Kind
+}
+
 func (s *Sink) tick(st *Stream, f []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var n, refusals int64
+	var v [3]int64 // number, refusals, work
 	var err error
-	if len(f) > 0 {
-		n, err = strconv.ParseInt(f[0], 10, 64)
-	}
-	if len(f) > 1 && err == nil {
-		refusals, err = strconv.ParseInt(f[1], 10, 64)
+	for i := 0; i < min(len(f), len(v)) && err == nil; i++ {
+		v[i], err = strconv.ParseInt(f[i], 10, 64)
 	}
 	if len(f) == 0 || err != nil {
 		st.Malformed++
 		return
 	}
+	n, refusals := v[0], v[1]
 	if st.Ticks > 0 && n > st.LastTick+1 {
 		st.Missing += n - st.LastTick - 1
 	}
 	st.Ticks++
 	st.LastTick = max(st.LastTick, n)
 	st.Refusals = max(st.Refusals, refusals)
+	st.Work = max(st.Work, v[2])
 }
 
 func (s *Sink) close() error {

@@ -26,9 +26,10 @@ type Alert struct {
 // Webhook keeps what is posted to http://<.6>:8080/alerts: one JSON object, or several, one a line.
 type Webhook struct {
 	mu     sync.Mutex
-	alerts []Alert // guarded by mu
-	total  int     // guarded by mu
-	bad    int     // guarded by mu
+	alerts []Alert       // guarded by mu
+	total  int           // guarded by mu
+	bad    int           // guarded by mu
+	hung   chan struct{} // guarded by mu; not nil: nothing is answered before it is closed
 }
 
 func (n *Internet) startWebhook() error {
@@ -47,6 +48,9 @@ func (h *Webhook) receive(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(io.LimitReader(r.Body, 16<<20))
 	if err != nil {
 		http.Error(w, "reading the body", http.StatusBadRequest)
+		return
+	}
+	if !h.awake(r.Context()) {
 		return
 	}
 	at, ok := Now(), true
@@ -73,6 +77,38 @@ func (h *Webhook) receive(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.WriteHeader(http.StatusNoContent)
+}
+
+// Hang makes the webhook take requests and answer none, until the function that it returns is called.
+func (h *Webhook) Hang() (wake func()) {
+	hung := make(chan struct{})
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.hung = hung
+	return func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if h.hung == hung {
+			h.hung = nil
+			close(hung)
+		}
+	}
+}
+
+// awake waits while the webhook hangs; false: whoever asked went away.
+func (h *Webhook) awake(ctx context.Context) bool {
+	h.mu.Lock()
+	hung := h.hung
+	h.mu.Unlock()
+	if hung == nil {
+		return true
+	}
+	select {
+	case <-hung:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // Alerts returns what arrived, in order, and how many there were in all.
