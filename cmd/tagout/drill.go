@@ -77,7 +77,10 @@ func (a *app) drill(cmd *cobra.Command, f drillFlags, cfg drill.Config) error {
 		return usage(err)
 	}
 	name := a.ownName(cmd, "drill")
-	stage := func(inst instance.Instance, _ *config.Box) error { return drill.Stage(inst) }
+	stage := func(inst instance.Instance, box *config.Box) error {
+		box.Leases = drill.StageLeases
+		return drill.Stage(inst)
+	}
 	return a.withPracticeBoxOf(cmd.Context(), name, f.bin, f.card, stage, func(p practiceBox) error {
 		return a.runDrill(cmd.Context(), p, f, cfg)
 	})

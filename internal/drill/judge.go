@@ -95,7 +95,7 @@ func (d *duel) judgeDeath(r *Result, o *observer, command, released time.Duratio
 		}
 	}
 	if k := d.c.knockout; k != nil && k.says != "" && !slices.ContainsFunc(r.Degraded, func(s string) bool { return strings.Contains(s, k.says) }) {
-		r.fail(wire.LayerCredential, "the stop's report does not say %q", k.says)
+		r.fail(wire.LayerSession, "nobody said %q of what was broken", k.says)
 	}
 }
 

@@ -39,7 +39,7 @@ func allKnockouts() []knockout {
 	var out []knockout
 	others := []string{instance.Sandboxd, instance.Proxy, instance.DNSFilter, instance.Credd}
 	for _, daemon := range others {
-		k := knockout{name: daemon + "-stopped", what: daemon + " is stopped with SIGSTOP", strike: halting(daemon)}
+		k := knockout{name: daemon + "-stopped", what: daemon + " is stopped with SIGSTOP", strike: halting(daemon), says: daemon + " stands still"}
 		if daemon == instance.Credd {
 			k.says = "credd killed"
 		}
@@ -51,12 +51,13 @@ func allKnockouts() []knockout {
 	return append(out,
 		knockout{name: "all-stopped", what: "every daemon but killswitchd is stopped with SIGSTOP", strike: halting(others...), says: "credd killed"},
 		knockout{name: "killswitchd-killed", what: "killswitchd is killed with SIGKILL just before the order", strike: killing(instance.Killswitchd), again: true, grace: restart},
+		knockout{name: "killswitchd-stopped", what: "killswitchd is stopped with SIGSTOP just before the order", strike: halting(instance.Killswitchd), again: true, grace: StageLeases.Watchdog + restart},
 		knockout{name: "killswitchd-killed-midstop", what: "killswitchd is killed with SIGKILL at the first sign of the stop", amid: killNow(instance.Killswitchd), strike: watching, grace: restart},
 		knockout{name: "two-stops", what: "two people order the same stop at once", twice: true},
-		knockout{name: "audit-disk-full", what: "the disk of the audit log is full", strike: fillDisk},
-		knockout{name: "sink-hung", what: "the receiver of alerts takes them and never answers", strike: hangSink},
+		knockout{name: "audit-disk-full", what: "the disk of the audit log is full", strike: fillDisk, says: "no space left"},
+		knockout{name: "sink-hung", what: "the receiver of alerts takes them and never answers", strike: hangSink, says: "receiver of alerts"},
 		knockout{name: "clock-stepped", what: "the wall clock is set an hour forward, and back", strike: stepClock},
-		knockout{name: "bpffs-unmounted", what: "the BPF filesystem is unmounted", strike: unmountPins},
+		knockout{name: "bpffs-unmounted", what: "the BPF filesystem is unmounted", strike: unmountPins, says: "BPF filesystem"},
 	)
 }
 
@@ -124,6 +125,9 @@ const healthLook = 300 * time.Millisecond
 func (d *duel) degraded(ctx context.Context, rep *wire.StopReport) []string {
 	var out []string
 	if rep != nil {
+		for _, what := range rep.Degraded {
+			out = append(out, "the stop's report: "+what)
+		}
 		for _, l := range wire.AllLayers() {
 			if r, ok := rep.Layers[l]; ok && (r.State != wire.StateObserved || strings.Contains(r.Detail, "killed")) {
 				out = append(out, fmt.Sprintf("the stop's report, %s layer: %s: %s", l, r.State, r.Detail))
@@ -134,6 +138,9 @@ func (d *duel) degraded(ctx context.Context, rep *wire.StopReport) []string {
 		if why := d.ill(ctx, daemon); why != "" {
 			out = append(out, daemon+": "+why)
 		}
+	}
+	if n := d.Internet.Webhook.Held(); n > 0 {
+		out = append(out, fmt.Sprintf("the receiver of alerts keeps %d requests waiting", n))
 	}
 	return out
 }

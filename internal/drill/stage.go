@@ -10,10 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tagout/internal/instance"
+	"tagout/internal/lease"
 )
 
 // auditSpace is room for the records of a long drill.
 const auditSpace = "size=256m,mode=755"
+
+// StageLeases are the shortest terms that a box takes, so that a drill does not wait long for a killswitchd that
+// stands still to be killed and started again.
+var StageLeases = lease.Terms{Watchdog: lease.WatchdogBound.Least, Kernel: lease.KernelBound.Least}
 
 // stageSource names the drill's own mounts, so that nobody else's is ever taken for one.
 const stageSource = "tagout-drill"

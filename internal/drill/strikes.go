@@ -90,9 +90,16 @@ func watching(_ context.Context, d *duel) (func(context.Context) error, error) {
 }
 
 // hangSink makes the alerts' receiver take requests and answer none.
-func hangSink(_ context.Context, d *duel) (func(context.Context) error, error) {
+func hangSink(ctx context.Context, d *duel) (func(context.Context) error, error) {
 	wake := d.Internet.Webhook.Hang()
-	return func(context.Context) error { wake(); return nil }, nil
+	mend := func(context.Context) error { wake(); return nil }
+	ctx, cancel := context.WithTimeout(ctx, d.ReadyWithin)
+	defer cancel()
+	if err := practice.Wait(ctx, "an alert waits for its receiver", func() bool { return d.Internet.Webhook.Held() > 0 }); err != nil {
+		wake()
+		return mend, err
+	}
+	return mend, nil
 }
 
 // fillDisk fills the filesystem of the audit log. It must be one of the drill's own (Stage).
@@ -151,6 +158,10 @@ func unmountPins(_ context.Context, d *duel) (func(context.Context) error, error
 	}
 	if err := unix.Unmount(d.Inst.PinDir(), unix.MNT_DETACH); err != nil {
 		return nil, fmt.Errorf("unmounting %s: %w", d.Inst.PinDir(), err)
+	}
+	// Where the whole filesystem goes, the mount's directory goes with it.
+	if err := os.Remove(d.Inst.PinDir()); err != nil {
+		return nil, err
 	}
 	return func(context.Context) error { return nil }, nil
 }

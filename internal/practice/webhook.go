@@ -30,6 +30,7 @@ type Webhook struct {
 	total  int           // guarded by mu
 	bad    int           // guarded by mu
 	hung   chan struct{} // guarded by mu; not nil: nothing is answered before it is closed
+	held   int           // guarded by mu; requests that wait for an answer now
 }
 
 func (n *Internet) startWebhook() error {
@@ -95,14 +96,29 @@ func (h *Webhook) Hang() (wake func()) {
 	}
 }
 
+// Held is how many requests the webhook keeps waiting.
+func (h *Webhook) Held() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.held
+}
+
 // awake waits while the webhook hangs; false: whoever asked went away.
 func (h *Webhook) awake(ctx context.Context) bool {
 	h.mu.Lock()
 	hung := h.hung
+	if hung != nil {
+		h.held++
+	}
 	h.mu.Unlock()
 	if hung == nil {
 		return true
 	}
+	defer func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.held--
+	}()
 	select {
 	case <-hung:
 		return true
