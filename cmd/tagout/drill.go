@@ -62,6 +62,12 @@ func (a *app) drill(cmd *cobra.Command, f drillFlags, cfg drill.Config) error {
 	if err := errors.Join(atLeastOne("runs", cfg.Runs), atLeastOne("processes", cfg.Processes)); err != nil {
 		return err
 	}
+	name := a.ownName(cmd, "drill")
+	if !f.list {
+		if err := mayOwn(name); err != nil {
+			return err
+		}
+	}
 	dir, err := binDir(f.bin)
 	if err != nil {
 		return err
@@ -76,7 +82,6 @@ func (a *app) drill(cmd *cobra.Command, f drillFlags, cfg drill.Config) error {
 	if err := f.apply(&cfg, all); err != nil {
 		return usage(err)
 	}
-	name := a.ownName(cmd, "drill")
 	stage := func(inst instance.Instance, box *config.Box) error {
 		box.Leases = drill.StageLeases
 		return drill.Stage(inst)
