@@ -266,6 +266,13 @@ var cases = []struct {
 	{"canary that is allowed", tripping(`{on: canary, names: ["*.corp.test"]}`, `{host: a.corp.test, ports: [443], protocol: tls}`), "a.corp.test is a canary here by *.corp.test and allowed in line 7", false},
 	{"canary under an allowed wildcard", tripping(`{on: canary, names: [a.corp.test]}`, `{host: "*.corp.test", ports: [443], protocol: tls}`), "", false},
 
+	{"lease", leased(`{fires: [network, credential]}`), "", false},
+	{"lease of defaults", leased(`{}`), "", false},
+	{"lease that fires nothing", leased(`{fires: []}`), "fire nothing", true},
+	{"lease that fires something else", leased(`{fires: [packets]}`), "no layer is called", true},
+	{"lease for a time", leased(`30s`), "not a set of keys", true},
+	{"lease with a time", leased(`{kids: 30s}`), "unknown key", true},
+
 	{"limits", allowing(`{host: a.test, ports: [443], protocol: tls, max_bytes: {up: 10MiB, down: 1GiB}, rate: 50, expires: 2h}`), "", false},
 	{"one limit", allowing(`{host: a.test, ports: [443], protocol: tls, max_bytes: {up: 1KiB}}`), "", false},
 	{"no limit in max_bytes", allowing(`{host: a.test, ports: [443], protocol: tls, max_bytes: {}}`), "neither up nor down", true},

@@ -70,5 +70,9 @@ var (
 		{Name: "authority", Example: `"Ada Operator"`},
 		{Name: "maxTime", Example: "60s"},
 		{Name: "trip", Example: "[{on: denied, over: 20, within: 1m, fires: [network]}]"},
+		{Name: "lease", Example: "{fires: [network]}"},
+	}
+	leaseKeys = []yamlx.Key{
+		{Name: "fires", Example: "[session, network, credential]"},
 	}
 )

@@ -44,6 +44,7 @@ func (c *Card) readStop(v yamlx.Value) {
 		Authority: readSentence(m.Need("authority"), 64),
 		MaxTime:   readDuration(m.Need("maxTime"), minStopTime, maxStopTime),
 		Trip:      rules,
+		Lease:     readStopLease(m.Get("lease")),
 	}
 	c.checkCanaries(canaries)
 }

@@ -99,6 +99,7 @@ func TestSchemaKeys(t *testing.T) {
 		"input":      {def("input"), inputKeys},
 		"secret":     {def("secret"), secretKeys},
 		"trip":       {def("trip"), tripKeys},
+		"lease":      {property("stop").(map[string]any)["properties"].(map[string]any)["lease"], leaseKeys},
 	} {
 		object := c.schema.(map[string]any)
 		if object["additionalProperties"] != false {

@@ -11,6 +11,7 @@ import (
 
 	"tagout/internal/policy"
 	"tagout/internal/trip"
+	"tagout/internal/wire"
 )
 
 // Version is the document version that this build writes and the only one that it reads.
@@ -53,6 +54,12 @@ type Stop struct {
 	Authority string        `json:"authority"` // the named person
 	MaxTime   time.Duration `json:"max_time"`  // nanoseconds; the SLA that drills judge against
 	Trip      []trip.Rule   `json:"trip,omitempty"`
+	Lease     Lease         `json:"lease,omitzero"`
+}
+
+// Lease says what happens when the lease on which the kid lives runs out.
+type Lease struct {
+	Fires []wire.Layer `json:"fires,omitempty"` // the layers that fire then; empty: all three
 }
 
 // Check says whether the document is whole. Readers refuse a session that fails it.
