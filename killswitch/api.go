@@ -17,6 +17,7 @@ func (s *Switch) Routes(mux *http.ServeMux) {
 	mux.HandleFunc("POST /v1/release", control.Admit(s.serveRelease, 0))
 	mux.HandleFunc("GET /v1/tags", s.group(s.serveTags))
 	mux.HandleFunc("POST /v1/clear", s.group(s.serveClear))
+	mux.HandleFunc("POST /v1/lease", control.Admit(s.serveLease, 0))
 	mux.HandleFunc("GET /v1/status", s.group(s.serveStatus))
 	mux.HandleFunc("POST /v1/proof", control.Admit(s.serveProof, 0))
 }
@@ -103,4 +104,17 @@ func (s *Switch) serveClear(w http.ResponseWriter, r *http.Request) {
 
 func (s *Switch) serveStatus(w http.ResponseWriter, r *http.Request) {
 	control.Reply(w, s.Status(r.Context()))
+}
+
+func (s *Switch) serveLease(w http.ResponseWriter, r *http.Request) {
+	var req wire.LeaseRequest
+	if !control.Read(w, r, &req) {
+		return
+	}
+	left, err := s.RenewKids(req)
+	if err != nil {
+		control.Refuse(w, http.StatusServiceUnavailable, reason.Internal, err.Error())
+		return
+	}
+	control.Reply(w, wire.LeaseReply{Left: left})
 }

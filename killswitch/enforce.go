@@ -42,6 +42,7 @@ func (s *Switch) Run(ctx context.Context) error {
 	if s.prover != nil {
 		go s.prover.run(ctx) // not waited for: it may be cleaning up
 	}
+	others.Go(func() { s.watchKids(ctx) })
 	for {
 		select {
 		case <-tick.C:

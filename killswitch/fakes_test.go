@@ -33,29 +33,31 @@ type rig struct {
 	records []audit.Record
 	stored  map[string]wire.Tag
 
-	kill    func(dir string) error
-	thaw    func(v2, freezer string) error
-	cut     func(mark uint32) error
-	all     func(on bool) error
-	count   func(mark uint32) (Counters, error)
-	destroy func(ctx context.Context) (int, error)
-	revoke  func(ctx context.Context, r wire.RevokeRequest) (int, error)
-	put     func(t wire.Tag) error
-	release func(t wire.Tag) error
-	log     func(r audit.Record)
-	load    func() Kept
-	server  func() (int, error)
-	jot     func(t wire.Tag) error
-	renew   func(until time.Duration) (int, error)
-	procs   []Process
-	reborn  bool // what KillAndWait killed is there again when it returns
+	kill      func(dir string) error
+	thaw      func(v2, freezer string) error
+	cut       func(mark uint32) error
+	all       func(on bool) error
+	count     func(mark uint32) (Counters, error)
+	destroy   func(ctx context.Context) (int, error)
+	revoke    func(ctx context.Context, r wire.RevokeRequest) (int, error)
+	put       func(t wire.Tag) error
+	release   func(t wire.Tag) error
+	log       func(r audit.Record)
+	load      func() Kept
+	server    func() (int, error)
+	jot       func(t wire.Tag) error
+	renew     func(until time.Duration) (int, error)
+	procs     []Process
+	ids       map[string]uint64 // of cgroups that stand for a session
+	ownerless bool              // the kernel knows of none
+	reborn    bool              // what KillAndWait killed is there again when it returns
 }
 
 const kidsDir, creddDir = "/cg/kids", "/cg/credd"
 
 func newRig(t *testing.T, kids ...string) *rig {
 	g := &rig{t: t, docs: map[string]*session.Session{}, bad: map[string]error{}, alive: map[string]int{kidsDir: 0, creddDir: 1},
-		state: map[uint32]bool{}, passed: map[uint32]Counters{}, stored: map[string]wire.Tag{}}
+		state: map[uint32]bool{}, passed: map[uint32]Counters{}, stored: map[string]wire.Tag{}, ids: map[string]uint64{}}
 	for i, kid := range kids {
 		g.add(kid, "card-"+kid[:1], uint32(0x54100000+i+1)) // small
 	}
@@ -66,7 +68,7 @@ func (g *rig) add(kid, card string, mark uint32) {
 	dir := filepath.Join(kidsDir, kid)
 	g.docs[kid] = &session.Session{Version: 1, ID: "s-" + kid, Kid: kid, Card: card, Mark: mark, Cgroup: dir, CgroupID: 1,
 		Addr: netip.AddrFrom4([4]byte{198, 19, 0, byte(mark)}), HostAddr: netip.MustParseAddr("198.19.0.2")}
-	g.alive[dir] = 3
+	g.alive[dir], g.ids[dir] = 3, uint64(mark)
 	g.state[mark] = false
 	g.passed[mark] = Counters{Packets: 10, LastPass: bootTime()}
 }
@@ -74,7 +76,8 @@ func (g *rig) add(kid, card string, mark uint32) {
 // fast is a timing in which every deadline is short enough for a test to sit out.
 var fast = Timing{Note: 10 * time.Second, Credential: 100 * time.Millisecond, CreddDeath: 100 * time.Millisecond, Session: 150 * time.Millisecond,
 	Network: 150 * time.Millisecond, Sample: time.Millisecond, Persist: 100 * time.Millisecond,
-	Tick: 2 * time.Millisecond, Slow: 4 * time.Millisecond, KernelLease: 5 * time.Second, Renew: 10 * time.Millisecond}
+	Tick: 2 * time.Millisecond, Slow: 4 * time.Millisecond, KernelLease: 5 * time.Second, Renew: 10 * time.Millisecond,
+	KidLease: 30 * time.Second, KidLook: 2 * time.Millisecond}
 
 func (g *rig) sw() *Switch {
 	return New(Config{
@@ -293,6 +296,25 @@ func (g *rig) Counters(mark uint32) (Counters, error) {
 
 func (g *rig) Armed() error { return nil }
 
+// ID gives each cgroup that exists its kid's number.
+func (g *rig) ID(dir string) (uint64, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if _, ok := g.alive[dir]; !ok {
+		return 0, fs.ErrNotExist
+	}
+	return g.ids[dir], nil
+}
+
+func (g *rig) Owner(id uint64) (uint32, netip.Addr, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if mark := uint32(id); id != 0 && !g.ownerless { // as add gave them
+		return mark, netip.AddrFrom4([4]byte{198, 19, 0, byte(mark)}), nil
+	}
+	return 0, netip.Addr{}, fs.ErrNotExist
+}
+
 func (g *rig) Destroy(ctx context.Context, _ []uint32, _ []netip.Addr) (int, error) {
 	g.note("destroy")
 	if f := hook(g, &g.destroy); f != nil {
@@ -388,6 +410,8 @@ func (noMetrics) TagsHanging(int)                     {}
 func (noMetrics) RecordsLost(uint64)                  {}
 func (noMetrics) Tripped(string)                      {}
 func (noMetrics) LeasesRenewed(int, bool)             {}
+func (noMetrics) KidLease(_, _ time.Duration)         {}
+func (noMetrics) KidLeaseExpired(int)                 {}
 
 func waitFor(t *testing.T, what string, cond func() bool) {
 	t.Helper()

@@ -27,6 +27,7 @@ func (OSCgroups) KillAndWait(ctx context.Context, dir string) (int, error) {
 func (OSCgroups) CanKill(dir string) error                        { return cgroup.CanKill(dir) }
 func (OSCgroups) Thaw(v2dir, freezerDir string) error             { return cgroup.Thaw(v2dir, freezerDir) }
 func (OSCgroups) Populated(dir string) (bool, error)              { return cgroup.Populated(dir) }
+func (OSCgroups) ID(dir string) (uint64, error)                   { return cgroup.ID(dir) }
 func (OSCgroups) WaitEmpty(ctx context.Context, dir string) error { return cgroup.WaitEmpty(ctx, dir) }
 
 // Survivors lists the processes in dir and below with their names and states.

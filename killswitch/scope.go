@@ -24,7 +24,7 @@ type target struct {
 	kid     string
 	dir     string     // its cgroup in the v2 hierarchy
 	freezer string     // in the v1 freezer, "" where there is none
-	mark    uint32     // 0: not known, its document is missing or unreadable
+	mark    uint32     // 0: not known, its document is missing or unreadable, and so is the kernel's own list
 	addr    netip.Addr // invalid: not known
 	card    string
 	id      string // of the session
@@ -75,7 +75,22 @@ func (s *Switch) stray(kid string, problem error) target {
 		some, err := s.cfg.Cgroups.Populated(t.dir)
 		t.unborn = err == nil && !some
 	}
+	if !t.unborn {
+		s.askKernel(&t)
+	}
 	return t
+}
+
+// askKernel fills in mark and address of a kid whose document is lost: the kernel knows for which session the cgroup
+// stands, or it would deny the kid everything.
+func (s *Switch) askKernel(t *target) {
+	id, err := s.cfg.Cgroups.ID(t.dir)
+	if err == nil {
+		t.mark, t.addr, err = s.cfg.Network.Owner(id)
+	}
+	if err != nil {
+		t.problem = fmt.Errorf("%w; and the kernel's own list does not help: %w", t.problem, err)
+	}
 }
 
 // resolveMany finds every kid that want accepts. A cgroup without a readable document is always in scope: it

@@ -35,6 +35,7 @@ type Cgroups interface {
 	WaitEmpty(ctx context.Context, dir string) error
 	Survivors(dir string) ([]Process, error)
 	Children(dir string) ([]string, error) // names of the cgroups right below; none where dir does not exist
+	ID(dir string) (uint64, error)         // by which the kernel's programs know it
 }
 
 // Process is one process that a stop did not see die.
@@ -53,6 +54,8 @@ type Network interface {
 	AllStopped() (bool, error)         // what the kernel holds now
 	Sessions() ([]uint32, error)       // marks of all sessions that the kernel knows
 	Counters(mark uint32) (Counters, error)
+	// Owner returns the session for which a kid's cgroup stands, by the cgroup's id, and the kid's address.
+	Owner(cgroupID uint64) (mark uint32, addr netip.Addr, err error)
 	Armed() error // nil where the writes above would be taken
 }
 
@@ -107,8 +110,10 @@ type Metrics interface {
 	Enforced(layer string) // something in the scope of a tag had to be stopped again
 	TagsHanging(n int)
 	RecordsLost(n uint64)
-	Tripped(rule string)          // by a trip rule about that, package trip's word
-	LeasesRenewed(n int, ok bool) // n leases in the kernel; ok: all that there were
+	Tripped(rule string)              // by a trip rule about that, package trip's word
+	LeasesRenewed(n int, ok bool)     // n leases in the kernel; ok: all that there were
+	KidLease(age, left time.Duration) // since the last renewal, and until it runs out
+	KidLeaseExpired(kids int)         // so many were stopped
 }
 
 // Timing holds every deadline and period. Zero fields get the values of DefaultTiming.
@@ -125,6 +130,8 @@ type Timing struct {
 
 	KernelLease time.Duration // how long packets pass after the last renewal of the leases in the kernel
 	Renew       time.Duration // period of these renewals
+	KidLease    time.Duration // how long the kids live after sandboxd last renewed their lease
+	KidLook     time.Duration // period of the looks at that lease
 }
 
 // DefaultTiming returns the timing of a production box.
@@ -138,7 +145,7 @@ func DefaultTiming() Timing {
 		Credential: 35 * time.Millisecond, CreddDeath: time.Second, Session: 5 * time.Second,
 		Network: time.Second, Sample: 10 * time.Millisecond, Persist: time.Second,
 		Tick: 50 * time.Millisecond, Slow: time.Second,
-		KernelLease: 5 * time.Second, Renew: time.Second,
+		KernelLease: 5 * time.Second, Renew: time.Second, KidLease: 30 * time.Second, KidLook: 250 * time.Millisecond,
 	}
 }
 
@@ -149,6 +156,7 @@ func (t Timing) fill() Timing {
 		{&t.Note, &d.Note}, {&t.Credential, &d.Credential}, {&t.CreddDeath, &d.CreddDeath}, {&t.Session, &d.Session},
 		{&t.Network, &d.Network}, {&t.Sample, &d.Sample}, {&t.Persist, &d.Persist},
 		{&t.Tick, &d.Tick}, {&t.Slow, &d.Slow}, {&t.KernelLease, &d.KernelLease}, {&t.Renew, &d.Renew},
+		{&t.KidLease, &d.KidLease}, {&t.KidLook, &d.KidLook},
 	} {
 		if *f.have <= 0 {
 			*f.have = *f.def
@@ -203,6 +211,7 @@ type Switch struct {
 		at     atomic.Int64 // boot time, ns
 		rounds atomic.Uint64
 	}
+	kids kidLease
 }
 
 // New returns a Switch with the tags that hang on disk already in force: from now on Clear refuses what they
@@ -212,6 +221,7 @@ func New(cfg Config) *Switch {
 		cfg: cfg, t: cfg.Timing.fill(), audit: newCourier(cfg.Audit, cfg.Metrics),
 		running: map[string]*run{}, hanging: map[string]*hung{}, released: map[string]wire.Tag{}, boot: bootclock.Now,
 	}
+	s.kids.renewed = s.boot()
 	s.life, s.endLife = context.WithCancel(context.Background())
 	if cfg.Proof != nil {
 		s.prover = newProver(s, *cfg.Proof)

@@ -12,6 +12,7 @@ import (
 	"tagout/internal/instance"
 	"tagout/internal/session"
 	"tagout/internal/wire"
+	"tagout/sandboxd/guard"
 	"tagout/sandboxd/kids"
 )
 
@@ -32,8 +33,13 @@ func (k killswitchd) Tags(ctx context.Context) ([]wire.Tag, error) {
 	return tags, err
 }
 
-// ask asks a second time where a kept connection may have been a dead predecessor's. Both questions change
-// nothing, so asking twice is harmless.
+// renew renews the kids' lease, or says why not.
+func (k killswitchd) renew(ctx context.Context, r wire.LeaseRequest) error {
+	return k.ask(ctx, http.MethodPost, "/v1/lease", r, nil)
+}
+
+// ask asks a second time where a kept connection may have been a dead predecessor's. What is asked changes
+// nothing the second time, so asking twice is harmless.
 func (k killswitchd) ask(ctx context.Context, method, route string, in, out any) error {
 	err := k.client.Call(ctx, method, route, in, out)
 	if err == nil || control.Status(err) != 0 || isDown(err) {
@@ -105,4 +111,23 @@ func clients(inst instance.Instance) (kids.Stopper, []kids.PolicyPoint, kids.Cre
 	return killswitchd{client(instance.Killswitchd)},
 		[]kids.PolicyPoint{point{instance.Proxy, client(instance.Proxy)}, point{instance.DNSFilter, client(instance.DNSFilter)}},
 		credd{client(instance.Credd)}
+}
+
+// checks ask those that guard the kids whether they are well. A daemon that works but cannot record is not: its health
+// carries a warning then.
+func checks(inst instance.Instance, log interface{ Err() error }) []guard.Check {
+	out := []guard.Check{{Name: "audit log", Ask: func(context.Context) error { return log.Err() }}}
+	for _, daemon := range []string{instance.Proxy, instance.DNSFilter, instance.Credd} {
+		client := control.NewClient(inst.Socket(daemon))
+		out = append(out, guard.Check{Name: daemon, Ask: func(ctx context.Context) error {
+			defer client.CloseIdle() // a kept connection may lead to one that is dead
+			var health wire.Health
+			err := client.Call(ctx, http.MethodGet, "/healthz", nil, &health)
+			if err == nil && health.Warning != "" {
+				err = errors.New(health.Warning)
+			}
+			return err
+		}})
+	}
+	return out
 }

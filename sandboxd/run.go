@@ -16,10 +16,13 @@ import (
 	"tagout/internal/alert"
 	"tagout/internal/cgroup"
 	"tagout/internal/config"
+	"tagout/internal/control"
 	"tagout/internal/instance"
+	"tagout/internal/lease"
 	"tagout/internal/reason"
 	"tagout/sandboxd/api"
 	"tagout/sandboxd/events"
+	"tagout/sandboxd/guard"
 	"tagout/sandboxd/image"
 	"tagout/sandboxd/kids"
 	"tagout/sandboxd/runtime"
@@ -40,6 +43,7 @@ type Kernel interface {
 // Metrics is everything that sandboxd reports.
 type Metrics interface {
 	kids.Metrics
+	guard.Metrics
 	Denied(code reason.Code, n uint64)
 	DenialsLost(n uint64)
 	alert.Metrics
@@ -51,6 +55,7 @@ type Config struct {
 	Init        string       // path of kid-init
 	Alerts      []alert.Sink // none: denied attempts are only logged
 	Authorities []config.Authority
+	Leases      lease.Terms
 	Kernel      Kernel
 	Denials     events.Source
 	Audit       Recorder
@@ -96,6 +101,7 @@ func Run(ctx context.Context, cfg Config, serve Serve) error {
 	defer wg.Wait()
 	defer cancel()
 	wg.Go(func() { manager.Run(ctx) })
+	wg.Go(func() { newGuard(cfg, manager).Run(ctx) })
 	wg.Go(func() { health.note(reader.Run(ctx)) })
 	wg.Go(func() { health.note(sockets.Run(ctx)) })
 	wg.Go(func() { health.note(follower.Run(ctx)) })
@@ -161,6 +167,14 @@ func newReader(cfg Config, manager *kids.Manager) *events.Reader {
 // socketWatchPath is beside the control socket, in a directory of sandboxd's.
 func socketWatchPath(inst instance.Instance) string {
 	return filepath.Join(filepath.Dir(inst.Socket(instance.Sandboxd)), "seccomp.sock")
+}
+
+func newGuard(cfg Config, manager *kids.Manager) *guard.Guard {
+	client := killswitchd{control.NewClient(cfg.Inst.Socket(instance.Killswitchd))}
+	return guard.New(guard.Config{
+		Checks: checks(cfg.Inst, cfg.Audit), Renew: client.renew, Kids: manager,
+		Term: cfg.Leases.Kids, Absent: cfg.Leases.Absent, Metrics: cfg.Metrics, Log: cfg.Log,
+	})
 }
 
 func newSocketWatch(cfg Config, manager *kids.Manager) (*sockwatch.Watch, error) {

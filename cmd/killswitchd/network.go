@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net/netip"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -171,6 +172,19 @@ func (n *network) Counters(mark uint32) (killswitch.Counters, error) {
 		out.Packets += t.PassedUp.Packets + t.PassedDown.Packets
 	}
 	return out, nil
+}
+
+func (n *network) Owner(cgroupID uint64) (uint32, netip.Addr, error) {
+	m, err := n.maps()
+	if err != nil {
+		return 0, netip.Addr{}, err
+	}
+	mark, err := m.MarkOf(cgroupID)
+	if err != nil {
+		return 0, netip.Addr{}, unknown(err)
+	}
+	e, err := m.Session(mark)
+	return mark, e.Addr, unknown(err)
 }
 
 func (n *network) RenewLeases(until time.Duration) (int, error) {

@@ -90,7 +90,7 @@ func config(d *daemon.Daemon, layout cgroup.Layout, net *network, terms lease.Te
 		GID:         d.Inst.GroupID(),
 		Around:      around(d, layout, net),
 		Proof:       proofs(d, net),
-		Timing:      killswitch.Timing{KernelLease: terms.Kernel},
+		Timing:      killswitch.Timing{KernelLease: terms.Kernel, KidLease: terms.Kids},
 	}
 }
 

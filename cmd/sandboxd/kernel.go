@@ -60,6 +60,8 @@ func (k *kernel) SetPorts(mark uint32, ports []uint16) error {
 	return k.maps.SetPorts(mark, unix.IPPROTO_TCP, ports)
 }
 
+func (k *kernel) Stop(mark uint32) error { return k.maps.StopSession(mark) }
+
 func (k *kernel) Stopped(mark uint32) (bool, error) {
 	e, err := k.maps.Session(mark)
 	if errors.Is(err, bpf.ErrNoSession) {

@@ -32,7 +32,7 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 		d.Log.Error("going on with the default leases", "error", err)
 	}
 	return sandboxd.Run(ctx, sandboxd.Config{
-		Inst: d.Inst, Init: filepath.Join(filepath.Dir(self), "kid-init"), Alerts: sinks(d.Box), Authorities: d.Box.Authorities,
+		Inst: d.Inst, Init: filepath.Join(filepath.Dir(self), "kid-init"), Alerts: sinks(d.Box), Authorities: d.Box.Authorities, Leases: terms,
 		Kernel: &kernel{maps: maps, lease: terms.Kernel}, Denials: denials{maps}, Audit: d.Audit, Metrics: metrics.NewSandboxd(d.Metrics), Log: d.Log,
 	}, d.Serve)
 }

@@ -16,6 +16,8 @@ type Killswitch struct {
 	renewed, unrenewed     prometheus.Counter
 	lamps                  *lamps
 	trips                  *prometheus.CounterVec
+	kidAge, kidLeft        prometheus.Gauge
+	lapsed                 prometheus.Counter
 }
 
 // Killswitch makes and registers killswitchd's metrics. Call it once.
@@ -45,7 +47,10 @@ func (r *Registry) Killswitch() *Killswitch {
 		lost: f.NewCounter(prometheus.CounterOpts{
 			Namespace: "tagout", Subsystem: "stop", Name: "records_lost_total", Help: "Audit records dropped because the log hung.",
 		}),
-		leases: f.NewGauge(prometheus.GaugeOpts{Namespace: "tagout", Subsystem: "kernel_lease", Name: "sessions", Help: "Sessions whose lease in the kernel was renewed last time."}),
+		kidAge:  f.NewGauge(prometheus.GaugeOpts{Namespace: "tagout", Subsystem: "kid_lease", Name: "age_seconds", Help: "Since sandboxd last renewed the lease on which the kids live."}),
+		kidLeft: f.NewGauge(prometheus.GaugeOpts{Namespace: "tagout", Subsystem: "kid_lease", Name: "remaining_seconds", Help: "Until that lease runs out and the kids are stopped; 0: it has."}),
+		lapsed:  f.NewCounter(prometheus.CounterOpts{Namespace: "tagout", Subsystem: "kid_lease", Name: "expired_total", Help: "Kids that were stopped because their lease ran out."}),
+		leases:  f.NewGauge(prometheus.GaugeOpts{Namespace: "tagout", Subsystem: "kernel_lease", Name: "sessions", Help: "Sessions whose lease in the kernel was renewed last time."}),
 		renewed: f.NewCounter(prometheus.CounterOpts{
 			Namespace: "tagout", Subsystem: "kernel_lease", Name: "renewals_total", Help: "Rounds in which every lease in the kernel was renewed.",
 		}),
@@ -71,7 +76,7 @@ func (k *Killswitch) RecordsLost(n uint64) { k.lost.Add(float64(n)) }
 // known bounds the label: a cause comes with the order and may be any text.
 func known(cause string) string {
 	switch cause {
-	case "order", "signal", "sentinel", "trip":
+	case "order", "signal", "sentinel", "trip", "lease":
 		return cause
 	}
 	return "other"
@@ -85,3 +90,9 @@ func (k *Killswitch) LeasesRenewed(n int, ok bool) {
 		k.unrenewed.Inc()
 	}
 }
+
+func (k *Killswitch) KidLease(age, left time.Duration) {
+	k.kidAge.Set(age.Seconds())
+	k.kidLeft.Set(left.Seconds())
+}
+func (k *Killswitch) KidLeaseExpired(kids int) { k.lapsed.Add(float64(kids)) }

@@ -18,6 +18,8 @@ type Sandboxd struct {
 	alertWait                   *prometheus.GaugeVec
 	gaps                        *prometheus.CounterVec
 	kids                        prometheus.Gauge
+	leases                      *prometheus.CounterVec
+	silent                      prometheus.Gauge
 }
 
 // NewSandboxd registers sandboxd's metrics in r.
@@ -48,6 +50,10 @@ func NewSandboxd(r *Registry) *Sandboxd {
 			Name: "tagout_sandboxd_alert_queue", Help: "Alerts that wait for a receiver, the one being sent among them."}, []string{"sink"}),
 		gaps: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "tagout_sandboxd_audit_gaps_total", Help: "Records that are missing from a daemon's audit log; a gap record tells of them."}, []string{"log"}),
+		leases: f.NewCounterVec(prometheus.CounterOpts{
+			Name: "tagout_sandboxd_lease_renewals_total", Help: "Attempts to renew the kids' lease; outcome fail: something is not well, or killswitchd did not take it."}, []string{"outcome"}),
+		silent: f.NewGauge(prometheus.GaugeOpts{
+			Name: "tagout_sandboxd_killswitchd_silent_seconds", Help: "Since killswitchd last answered; the kids are killed when it reaches the term `absent`."}),
 		kids: f.NewGauge(prometheus.GaugeOpts{Name: "tagout_sandboxd_kids", Help: "Kids, whatever state they are in."}),
 	}
 }
@@ -99,3 +105,15 @@ func (s *Sandboxd) AlertsWaiting(sink string, alerts int) {
 
 // AuditGap adds records that are missing from a daemon's audit log.
 func (s *Sandboxd) AuditGap(daemon string, n uint64) { s.gaps.WithLabelValues(daemon).Add(float64(n)) }
+
+// LeaseRenewed adds one attempt to renew the kids' lease.
+func (s *Sandboxd) LeaseRenewed(ok bool) {
+	outcome := "ok"
+	if !ok {
+		outcome = "fail"
+	}
+	s.leases.WithLabelValues(outcome).Inc()
+}
+
+// SwitchSilent sets how long ago killswitchd last answered.
+func (s *Sandboxd) SwitchSilent(age time.Duration) { s.silent.Set(age.Seconds()) }

@@ -22,6 +22,7 @@
 //	               POST   /v1/clear                Scope -> 200, or 423 with a Problem while a tag hangs on it
 //	               GET    /v1/status               KillStatus
 //	               POST   /v1/proof                proves the layers now -> ProofReport; only uid 0
+//	               POST   /v1/lease                LeaseRequest -> LeaseReply; only sandboxd (uid 0)
 //	sandboxd       POST   /v1/kids                 SpawnRequest -> Kid
 //	               GET    /v1/kids[?all=1]         []Kid; with all also those of proofs
 //	               GET    /v1/kids/{kid}           Kid

@@ -54,6 +54,8 @@ type Kernel interface {
 	SetPorts(mark uint32, ports []uint16) error
 	// Sweep removes the entries of every session whose mark keep does not want.
 	Sweep(keep func(mark uint32) bool) error
+	// Stop denies the session everything from now on, for good.
+	Stop(mark uint32) error
 	// Stopped says whether the session's entry is there and says stopped.
 	Stopped(mark uint32) (bool, error)
 }

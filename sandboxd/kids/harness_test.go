@@ -175,6 +175,16 @@ func (g *guards) Sweep(keep func(mark uint32) bool) error {
 	return nil
 }
 
+func (g *guards) Stop(mark uint32) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if err := g.called("stop"); err != nil {
+		return err
+	}
+	g.stopped[mark] = true
+	return nil
+}
+
 func (g *guards) Stopped(mark uint32) (bool, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
