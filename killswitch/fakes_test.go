@@ -79,12 +79,14 @@ var fast = Timing{Note: 10 * time.Second, Credential: 100 * time.Millisecond, Cr
 	Tick: 2 * time.Millisecond, Slow: 4 * time.Millisecond, KernelLease: 5 * time.Second, Renew: 10 * time.Millisecond,
 	KidLease: 30 * time.Second, KidLook: 2 * time.Millisecond}
 
-func (g *rig) sw() *Switch {
-	return New(Config{
+func (g *rig) sw() *Switch { return New(g.config()) }
+
+func (g *rig) config() Config {
+	return Config{
 		Sessions: g, Cgroups: g, Network: g, Leases: g, Sockets: g, Credentials: g, Tags: tagStore{g}, Audit: (*recorder)(g), Metrics: noMetrics{},
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil)), KidsDir: kidsDir, KidsFreezer: "/fz/kids", CreddDir: creddDir,
 		Sentinel: filepath.Join(g.t.TempDir(), "STOP"), UID: 1000, GID: 1000, Timing: fast,
-	})
+	}
 }
 
 func (g *rig) note(call string) {

@@ -12,6 +12,8 @@ func (g *rig) RenewLeases(until time.Duration) (int, error) {
 	if f := hook(g, &g.renew); f != nil {
 		return f(until)
 	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	return len(g.docs), nil
 }
 

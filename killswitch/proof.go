@@ -166,8 +166,10 @@ func (p *prover) note(rep wire.ProofReport, err error) time.Duration {
 	switch {
 	case rep.Outcome == wire.ProofPassed:
 		return every
-	case rep.Outcome == wire.ProofInterrupted, errors.Is(err, errBlocked), nobodyThere(err):
+	case errors.Is(err, errBlocked), nobodyThere(err):
 		return min(every, downRetry)
+	case rep.Outcome == wire.ProofInterrupted: // where stops follow each other it would be in their way
+		return min(every, lastRetry, downRetry<<min(tries, 10))
 	}
 	return min(every, lastRetry, firstRetry<<min(tries, 10))
 }
@@ -176,6 +178,7 @@ func (p *prover) note(rep wire.ProofReport, err error) time.Duration {
 func (p *prover) keep(rep wire.ProofReport, err error) bool {
 	switch rep.Outcome {
 	case wire.ProofInterrupted:
+		p.tries++
 		return false // it has shown nothing
 	case wire.ProofMissed:
 		news := rep.Detail != p.missed && !errors.Is(err, errBlocked) && (p.tried || !nobodyThere(err))

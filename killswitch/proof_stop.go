@@ -32,7 +32,7 @@ func (p *prover) name(t *ticket, kid string) {
 	t.kid = kid
 }
 
-// end takes the proof's tag off. Its kid is gone, and its name is not used again.
+// end takes the proof's tag off. Its kid is gone.
 func (p *prover) end() { p.begin(nil) }
 
 // owns says whether an order is the one that the proof under way has just sent through the socket. Whatever else

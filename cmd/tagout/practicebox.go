@@ -38,6 +38,7 @@ func (r *runner) start(ctx context.Context, inst instance.Instance) error {
 	}()
 	select {
 	case <-ready:
+		awaitProof(ctx, inst)
 		return nil
 	case err := <-r.ended:
 		cancel()

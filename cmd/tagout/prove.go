@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"tagout/internal/control"
 	"tagout/internal/instance"
 	"tagout/internal/wire"
 )
@@ -42,6 +44,31 @@ only if every layer did what it must, and with 5 otherwise.`,
 			}
 			return &coded{exitIncomplete, errors.New("not every layer did what it must")}
 		},
+	}
+}
+
+// firstProof bounds the wait for the proof that killswitchd makes when it starts.
+const firstProof = 20 * time.Second
+
+// awaitProof waits until that proof is over, so that its kid is in the way of nothing that is counted or timed. Whether
+// it passed is for the lamps to say.
+func awaitProof(ctx context.Context, inst instance.Instance) {
+	ctx, cancel := context.WithTimeout(ctx, firstProof)
+	defer cancel()
+	c := control.NewClient(inst.Socket(instance.Killswitchd))
+	defer c.CloseIdle()
+	look := time.NewTicker(20 * time.Millisecond)
+	defer look.Stop()
+	for {
+		var st wire.KillStatus
+		if err := c.Call(ctx, http.MethodGet, "/v1/status", nil, &st); err == nil && !st.Busy {
+			return
+		}
+		select {
+		case <-look.C:
+		case <-ctx.Done():
+			return
+		}
 	}
 }
 
