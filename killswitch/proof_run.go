@@ -124,6 +124,7 @@ func (p *prover) layer(ctx context.Context, t *ticket, k wire.ProofKid, l wire.L
 	default:
 		lp.Point, lp.Detail = pointOf[l], err.Error()
 	}
+	lp.Detail = strings.ReplaceAll(lp.Detail, "\n", "; ") // joined errors
 	return lp
 }
 

@@ -76,16 +76,6 @@ func (s *Switch) interruptProof() {
 	}
 }
 
-// isProofKid says whether a kid is that of the proof under way.
-func (s *Switch) isProofKid(kid string) bool {
-	if s.prover == nil {
-		return false
-	}
-	s.prover.mu.Lock()
-	defer s.prover.mu.Unlock()
-	return s.prover.ticket != nil && s.prover.ticket.kid == kid && kid != ""
-}
-
 // proofTag returns the tag of the proof under way where it hangs on the scope. It hangs in memory alone: on disk a
 // power cut could leave half of it, which would count as a tag on everything.
 func (s *Switch) proofTag(sc wire.Scope) (wire.Tag, bool) {
