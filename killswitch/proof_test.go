@@ -14,6 +14,7 @@ import (
 
 	"tagout/internal/audit"
 	"tagout/internal/control"
+	"tagout/internal/trip"
 	"tagout/internal/wire"
 )
 
@@ -533,3 +534,20 @@ func TestProofRetriesGrowRarer(t *testing.T) {
 
 // self is this process as the kernel would tell of it.
 var self = control.Peer{PID: int32(os.Getpid())} // pids are small
+
+// TestNothingTripsOverAProof: neither a lease that runs out nor a rule of the box hangs a tag on a proof's kid.
+func TestNothingTripsOverAProof(t *testing.T) {
+	g := newRig(t, "a1", "proof-1")
+	s, clock := leased(t, g)
+	pass(s, clock, 2*s.t.KidLease)
+	if tags := leaseTags(s); len(tags) != 1 || tags[0].Scope.Kid != "a1" {
+		t.Errorf("tags of leases: %+v", tags)
+	}
+	trips := &Trips{s: g.sw(), rules: []trip.Rule{{On: trip.Denied, Fires: wire.AllLayers()}}}
+	if n := len(trips.open(g.docs["a1"])); n != 1 {
+		t.Errorf("%d rules of a real kid, want 1", n)
+	}
+	if n := len(trips.open(g.docs["proof-1"])); n != 0 {
+		t.Errorf("%d rules of a proof's kid", n)
+	}
+}
