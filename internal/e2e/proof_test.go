@@ -97,6 +97,36 @@ func scrape(t *testing.T, box *testenv.Box) string {
 	return string(raw)
 }
 
+// TestProofsStaySmall: killswitchd keeps within its 25 MB however many proofs it makes.
+func TestProofsStaySmall(t *testing.T) {
+	t.Parallel()
+	box := start(t)
+	for range 10 {
+		proves(t, box)
+	}
+	layout, err := cgroup.Detect()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pids, err := cgroup.Procs(layout.V2(box.Inst.DaemonCgroupRel(instance.Killswitchd)))
+	if err != nil || len(pids) != 1 {
+		t.Fatalf("killswitchd is %v, %v", pids, err)
+	}
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pids[0]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var kb int
+	_, rest, _ := strings.Cut(string(raw), "VmRSS:")
+	if _, err := fmt.Sscan(rest, &kb); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("resident after 11 proofs: %d kB", kb)
+	if kb > 25<<10 {
+		t.Errorf("resident memory is %d kB, more than 25 MB", kb)
+	}
+}
+
 // noProofLeft fails the test where anything of a proof's kid is left, in the kernel neither.
 func noProofLeft(t *testing.T, box *testenv.Box) {
 	t.Helper()
