@@ -7,6 +7,8 @@
 //     who asked. Everything that can hang is bounded, and has its own goroutine.
 //   - Observed is said only of what was seen: an empty cgroup, silent packet counters, an acknowledged
 //     revocation. Everything else has another name (wire.State).
+//   - Each layer is proven at the start and on schedule: fired for real on a canary kid, over the route that a
+//     person's order takes. A lamp shows armed only after that.
 //   - A tag survives a restart, and what it covers is stopped again for as long as it hangs. Releasing a tag
 //     restarts nothing and re-activates no session.
 //

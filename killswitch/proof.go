@@ -20,8 +20,9 @@ import (
 
 // ProofKids makes the kids of proofs. SandboxdProofs fulfils it.
 type ProofKids interface {
-	// Spawn returns a kid that sends packets to the gateway. It is destroyed when ctx ends, at the latest.
-	Spawn(ctx context.Context) (wire.ProofKid, error)
+	// Spawn returns a kid that sends packets to the gateway. It is destroyed when ctx ends, at the latest. lost is
+	// called once sandboxd does not answer for the kid any more.
+	Spawn(ctx context.Context, lost func()) (wire.ProofKid, error)
 	Destroy(ctx context.Context) error // whatever proofs have left; returns when it is gone
 }
 
@@ -67,6 +68,9 @@ const (
 
 // errInterrupted ends a proof: a real stop has begun.
 var errInterrupted = errors.New("a stop began")
+
+// errLost ends a proof: sandboxd has ended, and may take the kid away from under it when it starts again.
+var errLost = errors.New("sandboxd ended in the middle of it")
 
 // errBlocked means that a tag hangs where the proof's kid would be.
 var errBlocked = errors.New("a tag hangs")

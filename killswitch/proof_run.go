@@ -29,7 +29,7 @@ func (p *prover) prove(ctx context.Context) (rep wire.ProofReport, err error) {
 	t := &ticket{nonce: rep.Nonce, interrupt: interrupt}
 	p.begin(t)
 	defer p.end()
-	k, err := p.cfg.Kids.Spawn(ctx)
+	k, err := p.cfg.Kids.Spawn(ctx, func() { interrupt(errLost) })
 	if err == nil {
 		defer p.destroy(k.Kid.Name)
 		err = p.check(k)
@@ -46,8 +46,13 @@ func (p *prover) prove(ctx context.Context) (rep wire.ProofReport, err error) {
 	p.name(t, k.Kid.Name)
 	for _, l := range proofOrder {
 		lp := p.layer(ctx, t, k, l)
-		if context.Cause(ctx) == errInterrupted {
-			return wire.ProofReport{Outcome: wire.ProofInterrupted, Kid: rep.Kid, Nonce: rep.Nonce, Layers: map[wire.Layer]wire.LayerProof{}}, nil
+		switch context.Cause(ctx) {
+		case errInterrupted:
+			rep.Outcome, rep.Layers = wire.ProofInterrupted, map[wire.Layer]wire.LayerProof{}
+			return rep, nil
+		case errLost:
+			rep.Outcome, rep.Detail, rep.Layers = wire.ProofMissed, errLost.Error(), map[wire.Layer]wire.LayerProof{}
+			return rep, errLost
 		}
 		if rep.Layers[l] = lp; !lp.Passed {
 			rep.Outcome = wire.ProofFailed

@@ -19,7 +19,7 @@ func NewSandboxdProofs(path string) SandboxdProofs {
 }
 
 // Spawn holds the connection on which it asked until ctx ends: its end is the kid's, however it comes about.
-func (s SandboxdProofs) Spawn(ctx context.Context) (wire.ProofKid, error) {
+func (s SandboxdProofs) Spawn(ctx context.Context, lost func()) (wire.ProofKid, error) {
 	type answer struct {
 		kid wire.ProofKid
 		err error
@@ -40,6 +40,7 @@ func (s SandboxdProofs) Spawn(ctx context.Context) (wire.ProofKid, error) {
 			return nil
 		})
 		if told {
+			lost()
 			return
 		}
 		if err == nil {

@@ -31,6 +31,7 @@ type proofRig struct {
 	every  time.Duration
 
 	spawn func(ctx context.Context, k wire.ProofKid) (wire.ProofKid, error)
+	lost  func() // of the last proof's kid
 	flow  func(mark uint32, f Flow) Flow
 	token func(active bool) (bool, error)
 	send  func(ctx context.Context, r wire.StopRequest) // before an order is given
@@ -46,7 +47,7 @@ func newProofRig(t *testing.T) *proofRig {
 
 type proofKids struct{ p *proofRig }
 
-func (k proofKids) Spawn(ctx context.Context) (wire.ProofKid, error) {
+func (k proofKids) Spawn(ctx context.Context, lost func()) (wire.ProofKid, error) {
 	p := k.p
 	p.mu.Lock()
 	p.n++
@@ -54,6 +55,7 @@ func (k proofKids) Spawn(ctx context.Context) (wire.ProofKid, error) {
 	p.active[token] = true
 	p.mu.Unlock()
 	p.rig.mu.Lock()
+	p.lost = lost
 	p.add(name, wire.ProofCard, mark)
 	p.rig.mu.Unlock()
 	out := wire.ProofKid{Kid: wire.Kid{Name: name, Session: "s-" + name, Mark: mark}, Token: token, MaxTime: time.Second}
@@ -417,6 +419,26 @@ func TestProofIsMissed(t *testing.T) {
 	p.mu.Unlock()
 	for l, ls := range p.lamps(t) {
 		if ls.State != wire.LampDegraded || !strings.Contains(ls.Detail, "old") {
+			t.Errorf("%s: %+v", l, ls)
+		}
+	}
+}
+
+// TestASandboxdThatEndsProvesNothing: what its successor takes away is no layer's failure.
+func TestASandboxdThatEndsProvesNothing(t *testing.T) {
+	p := newProofRig(t)
+	p.start(t)
+	if rep := p.prove(t); rep.Outcome != wire.ProofPassed {
+		t.Fatalf("%+v", rep)
+	}
+	p.rig.mu.Lock()
+	p.send = func(context.Context, wire.StopRequest) { p.lost() }
+	p.rig.mu.Unlock()
+	if rep := p.prove(t); rep.Outcome != wire.ProofMissed || rep.Detail != errLost.Error() || len(rep.Layers) != 0 {
+		t.Errorf("%+v", rep)
+	}
+	for l, ls := range p.lamps(t) {
+		if ls.State != wire.LampArmed || !strings.Contains(ls.Detail, errLost.Error()) {
 			t.Errorf("%s: %+v", l, ls)
 		}
 	}
