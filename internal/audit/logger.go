@@ -277,12 +277,11 @@ func (l *Logger) appendOnce(batch *bytes.Buffer) error {
 }
 
 func encode(batch *bytes.Buffer, r Record) {
-	raw, err := json.Marshal(r)
-	if err != nil { // no field can fail to marshal; a record must not vanish all the same
-		raw = []byte(fmt.Sprintf(`{"v":%d,"id":%q,"event":%q,"detail":"record could not be encoded"}`, Version, r.ID, EventGap))
+	whole := batch.Len()
+	if err := json.NewEncoder(batch).Encode(&r); err != nil { // no field can fail to marshal; a record must not vanish all the same
+		batch.Truncate(whole)
+		fmt.Fprintf(batch, `{"v":%d,"id":%q,"event":%q,"detail":"record could not be encoded"}`+"\n", Version, r.ID, EventGap)
 	}
-	batch.Write(raw)
-	batch.WriteByte('\n')
 }
 
 func closeTornLine(f *os.File) (torn bool, size int64, err error) {

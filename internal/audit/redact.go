@@ -35,6 +35,56 @@ var userinfo = regexp.MustCompile(`(://[^/\s:@]*):[^/\s@]+@`)
 // keyed finds key=value and key: value where the key says that the value is secret.
 var keyed = regexp.MustCompile(`(?i)((?:password|passwd|secret|token|api[_-]?key|access[_-]?key)["']?\s*[=:]\s*["']?)[^\s"'&,;]{4,}`)
 
+// shortestShape is the length of the shortest text that shapes matches: "basic", a space and eight characters.
+const shortestShape = 14
+
+// shapeMarks are texts of which every match of shapes holds one, but for those that hold a space or a plus.
+var shapeMarks = []string{"tgo_", "AKIA", "gh", "xox", "sk-", "eyJ", "AGE-SECRET-KEY-1"}
+
+// mayHaveShape says false only where shapes matches nothing. Nearly all texts of nearly all records end here: the
+// expression itself costs some twenty times as much.
+func mayHaveShape(s string) bool {
+	if len(s) < shortestShape {
+		return false
+	}
+	if strings.IndexByte(s, ' ') >= 0 || strings.IndexByte(s, '+') >= 0 { // bearer and basic, and PEM
+		return true
+	}
+	for _, mark := range shapeMarks {
+		if strings.Contains(s, mark) {
+			return true
+		}
+	}
+	return false
+}
+
+// mayBeKeyed says false only where keyed matches nothing. Every key word begins or ends with one of four words;
+// beyond ASCII there are letters that case folding takes for theirs.
+func mayBeKeyed(s string) bool {
+	for i := range len(s) {
+		word := ""
+		switch s[i] | 0x20 {
+		case 'p':
+			word = "pass"
+		case 's':
+			word = "secret"
+		case 't':
+			word = "token"
+		case 'k':
+			word = "key"
+		default:
+			if s[i] >= 0x80 {
+				return true
+			}
+			continue
+		}
+		if len(s)-i >= len(word) && strings.EqualFold(s[i:i+len(word)], word) {
+			return true
+		}
+	}
+	return false
+}
+
 // redactor replaces known values and secret-looking strings. Safe for concurrent use.
 type redactor struct {
 	mu     sync.RWMutex
@@ -85,11 +135,13 @@ func (r *redactor) text(s string) string {
 	if exact != nil {
 		s = exact.Replace(s)
 	}
-	s = shapes.ReplaceAllString(s, Redacted)
+	if mayHaveShape(s) {
+		s = shapes.ReplaceAllString(s, Redacted)
+	}
 	if strings.Contains(s, "://") {
 		s = userinfo.ReplaceAllString(s, "$1:"+Redacted+"@")
 	}
-	if strings.ContainsAny(s, "=:") {
+	if strings.ContainsAny(s, "=:") && mayBeKeyed(s) {
 		s = keyed.ReplaceAllString(s, "${1}"+Redacted)
 	}
 	return s
