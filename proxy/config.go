@@ -70,7 +70,7 @@ type Config struct {
 	Limits    Limits           // zero fields get defaults
 
 	// OriginalDst returns where a connection was going before the firewall sent it here; nil: SO_ORIGINAL_DST.
-	OriginalDst func(*net.TCPConn) (netip.AddrPort, error)
+	OriginalDst func(net.Conn) (netip.AddrPort, error)
 	// Mark marks a socket before it is connected; nil: SO_MARK, which needs CAP_NET_RAW or CAP_NET_ADMIN.
 	Mark func(fd uintptr, mark uint32) error
 }

@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"context"
-	"net"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -32,7 +31,7 @@ type conn struct {
 	p      *Proxy
 	id     string // ULID, joins its records
 	via    string
-	client *net.TCPConn
+	client *sock
 	kid    netip.AddrPort
 	sess   *entry // nil for an unknown sender
 	ctx    context.Context
@@ -53,9 +52,9 @@ type conn struct {
 	wasCut    bool                   // guarded by mu, as why:
 	cutCode   reason.Code
 	cutDetail string
-	note      string       // guarded by mu: what the record of the end should say
-	noteCode  reason.Code  // guarded by mu: its reason, where the connection was not cut
-	tunnel    *net.TCPConn // guarded by mu: the upstream end of a relay
+	note      string      // guarded by mu: what the record of the end should say
+	noteCode  reason.Code // guarded by mu: its reason, where the connection was not cut
+	tunnel    *sock       // guarded by mu: the upstream end of a relay
 
 	held int64 // guarded by sess.mu: bytes booked on the session
 
@@ -67,19 +66,18 @@ type conn struct {
 
 // upstream is a socket to a server, opened for one connection and one target.
 type upstream struct {
-	tcp    *net.TCPConn
+	tcp    *sock
 	target target
 	rule   *policy.Rule
 	addr   netip.Addr
 	meter  *meter // counts towards the rule's limits
 }
 
-func (p *Proxy) newConn(tc *net.TCPConn, via string) *conn {
-	kid := tc.RemoteAddr().(*net.TCPAddr).AddrPort()
+func (p *Proxy) newConn(tc *sock, via string) *conn {
 	now := time.Now()
 	c := &conn{
 		p: p, id: ulid.Make().String(), via: via, client: tc, start: now, progress: now,
-		kid: netip.AddrPortFrom(kid.Addr().Unmap(), kid.Port()), upstreams: map[*upstream]struct{}{},
+		kid: tc.remote, upstreams: map[*upstream]struct{}{},
 	}
 	c.ctx, c.cancel = context.WithCancel(p.ctx)
 	return c
@@ -220,12 +218,6 @@ func (c *conn) cut(code reason.Code, detail string) {
 	}
 }
 
-// reset closes with a RST: nothing that is still queued in the kernel is sent.
-func reset(tc *net.TCPConn) {
-	tc.SetLinger(0) // closed already
-	tc.Close()      // closed already
-}
-
 // attach makes an upstream socket the connection's. It closes it where the connection was cut meanwhile, or
 // where a policy that came into force since the dial does not allow it; the error is a refusal.
 func (c *conn) attach(u *upstream) error {
@@ -264,10 +256,10 @@ func (c *conn) detach(u *upstream) {
 }
 
 // sockets returns the upstream sockets that are open now.
-func (c *conn) sockets() []*net.TCPConn {
+func (c *conn) sockets() []*sock {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	out := make([]*net.TCPConn, 0, len(c.upstreams))
+	out := make([]*sock, 0, len(c.upstreams))
 	for u := range c.upstreams {
 		out = append(out, u.tcp)
 	}

@@ -39,9 +39,15 @@ const (
 // acceptLoop hands every connection of l to a goroutine of its own until ctx ends. Running out of file
 // descriptors or memory slows it down and never ends it.
 func (p *Proxy) acceptLoop(ctx context.Context, l *net.TCPListener, via string) error {
+	a, err := newAcceptor(l)
+	if err != nil {
+		return fmt.Errorf("accepting on %s: %w", l.Addr(), err)
+	}
+	defer a.Close() // nothing is lost
+	defer context.AfterFunc(ctx, func() { a.Close() })()
 	pause := acceptPauseMin
 	for {
-		tc, err := l.AcceptTCP()
+		tc, err := a.accept()
 		if err == nil {
 			pause = acceptPauseMin
 			if c := p.admit(tc, via); c != nil {

@@ -5,14 +5,15 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
 
 // originalDst returns where the connection was going before DNAT: SO_ORIGINAL_DST, ip(7) and
 // linux/netfilter_ipv4.h. A connection that no rule changed yields either its own address or an error.
-func originalDst(c *net.TCPConn) (netip.AddrPort, error) {
-	raw, err := c.SyscallConn()
+func originalDst(c net.Conn) (netip.AddrPort, error) {
+	raw, err := c.(syscall.Conn).SyscallConn()
 	if err != nil {
 		return netip.AddrPort{}, fmt.Errorf("reading the original destination: %w", err)
 	}

@@ -147,7 +147,7 @@ func (p *Proxy) waitForConns() {
 
 // admit decides in the accept loop whether a connection is served at all. A refusal there costs next to
 // nothing, however many there are: no goroutine, and a record for each second instead of each connection.
-func (p *Proxy) admit(tc *net.TCPConn, via string) *conn {
+func (p *Proxy) admit(tc *sock, via string) *conn {
 	c := p.newConn(tc, via)
 	c.sess = p.sessions.find(c.kid.Addr())
 	code := reason.UnknownSession

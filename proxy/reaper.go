@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"context"
-	"net"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -73,16 +72,13 @@ func (c *conn) quiet() time.Duration {
 }
 
 // tcpInfo reads TCP_INFO (tcp(7), linux/tcp.h); ok is false for nil and for a closed socket.
-func tcpInfo(tc *net.TCPConn) (info *unix.TCPInfo, ok bool) {
+func tcpInfo(tc *sock) (info *unix.TCPInfo, ok bool) {
 	if tc == nil {
 		return nil, false
 	}
-	raw, err := tc.SyscallConn()
-	if err != nil {
-		return nil, false
-	}
-	ctlErr := raw.Control(func(fd uintptr) {
-		info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+	err := tc.control(func(fd int) (err error) {
+		info, err = unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+		return err
 	})
-	return info, ctlErr == nil && err == nil
+	return info, err == nil
 }

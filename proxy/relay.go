@@ -3,9 +3,8 @@ package proxy
 import (
 	"errors"
 	"io"
-	"net"
 	"sync"
-	"syscall"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -15,25 +14,34 @@ import (
 // such (half-close); a direction that breaks takes the other one with it, as a reset. Every byte that the
 // other side took is counted.
 func relay(c *conn, u *upstream) error {
+	up, down := newFlow(c, u, upward, u.tcp, c.client), newFlow(c, u, downward, c.client, u.tcp)
+	var ended atomic.Int32
+	var upErr error
 	var wg sync.WaitGroup
-	var upErr, downErr error
-	wg.Go(func() { upErr = oneWay(c, u, upward, u.tcp, c.client) })
-	downErr = oneWay(c, u, downward, c.client, u.tcp)
+	wg.Go(func() { upErr = up.toTheEnd(&ended) })
+	downErr := down.toTheEnd(&ended)
 	wg.Wait()
+	if upErr == nil && downErr == nil {
+		return nil
+	}
 	return errors.Join(upErr, downErr)
 }
 
-func oneWay(c *conn, u *upstream, w way, dst, src *net.TCPConn) error {
-	err := newFlow(c, u, w, dst, src).run()
+// toTheEnd runs the flow and passes its end on. ended counts the directions that have ended: the last one's end
+// goes with the socket, which is closed at once.
+func (f *flow) toTheEnd(ended *atomic.Int32) error {
+	err := f.run()
 	if err != nil {
 		if errors.As(err, new(refusal)) {
-			settle(src) // the other direction's last bytes are counted too
+			settle(f.src) // the other direction's last bytes are counted too
 		}
-		reset(dst)
-		reset(src)
+		reset(f.dst)
+		reset(f.src)
 		return err
 	}
-	dst.CloseWrite() // the reader is gone already where this fails, and the other direction finds out
+	if ended.Add(1) == 1 {
+		f.dst.CloseWrite() // the reader is gone already where this fails, and the other direction finds out
+	}
 	return nil
 }
 
@@ -44,11 +52,11 @@ type flow struct {
 	c   *conn
 	u   *upstream
 	way way
-	dst *net.TCPConn
+	dst *sock
+	src *sock
 
-	in, out syscall.RawConn
-	pull    func(fd uintptr) bool // bound once: a closure for every step would be garbage
-	push    func(fd uintptr) bool
+	pull func(fd uintptr) bool // bound once: a closure for every step would be garbage
+	push func(fd uintptr) bool
 
 	// Owned by run.
 	pipe *pipe
@@ -65,12 +73,8 @@ const (
 
 var relayBufs = sync.Pool{New: func() any { return new([relayBuf]byte) }}
 
-func newFlow(c *conn, u *upstream, w way, dst, src *net.TCPConn) *flow {
-	f := &flow{c: c, u: u, way: w, dst: dst}
-	f.in, f.err = src.SyscallConn()
-	if f.err == nil {
-		f.out, f.err = dst.SyscallConn()
-	}
+func newFlow(c *conn, u *upstream, w way, dst, src *sock) *flow {
+	f := &flow{c: c, u: u, way: w, dst: dst, src: src}
 	f.pull, f.push = f.pullStep, f.pushStep
 	return f
 }
@@ -82,7 +86,7 @@ func (f *flow) run() error {
 		if f.err != nil {
 			return f.err
 		}
-		if err := f.in.Read(f.pull); err != nil {
+		if err := f.src.raw.Read(f.pull); err != nil {
 			return err
 		}
 		switch {
@@ -125,7 +129,7 @@ func (f *flow) pullStep(fd uintptr) bool {
 	}
 	for {
 		if f.pipe != nil {
-			f.n, f.err = splice(int(fd), f.pipe.w, spliceMax)
+			f.n, f.err = splice(int(fd), f.pipe.w, spliceMax, true)
 		} else {
 			f.n, f.err = unix.Read(int(fd), f.buf[:])
 		}
@@ -146,7 +150,7 @@ func (f *flow) pullStep(fd uintptr) bool {
 // drain empties the pipe into dst.
 func (f *flow) drain() error {
 	for f.n > 0 {
-		if err := f.out.Write(f.push); err != nil {
+		if err := f.dst.raw.Write(f.push); err != nil {
 			f.err = err
 		}
 		if f.err != nil {
@@ -176,7 +180,7 @@ func (f *flow) unpipe() error {
 
 func (f *flow) pushStep(fd uintptr) bool {
 	for {
-		n, err := splice(f.pipe.r, int(fd), f.n)
+		n, err := splice(f.pipe.r, int(fd), f.n, f.n <= smallWrite)
 		switch {
 		case errors.Is(err, unix.EINTR):
 			continue
@@ -194,14 +198,22 @@ func (f *flow) pushStep(fd uintptr) bool {
 	}
 }
 
-func splice(from, to, n int) (int, error) {
-	moved, err := unix.Splice(from, nil, to, nil, n, unix.SPLICE_F_NONBLOCK|unix.SPLICE_F_MOVE)
-	return int(moved), err
+// splice moves up to n bytes between a socket and a pipe. short says that it takes no time worth mentioning.
+func splice(from, to, n int, short bool) (int, error) {
+	call := unix.Syscall6
+	if short {
+		call = unix.RawSyscall6
+	}
+	moved, _, e := call(unix.SYS_SPLICE, uintptr(from), 0, uintptr(to), 0, uintptr(n), unix.SPLICE_F_NONBLOCK|unix.SPLICE_F_MOVE)
+	if e != 0 {
+		return 0, e
+	}
+	return int(moved), nil
 }
 
 // pass writes bytes that were read to dst, up to the rule's limit, and counts what dst took. Where not all may
 // pass the error is a refusal.
-func (c *conn) pass(u *upstream, w way, dst *net.TCPConn, b []byte) error {
+func (c *conn) pass(u *upstream, w way, dst *sock, b []byte) error {
 	may := u.meter.take(w, len(b))
 	n := 0
 	var err error
@@ -222,16 +234,14 @@ func (c *conn) pass(u *upstream, w way, dst *net.TCPConn, b []byte) error {
 const settleTime = time.Second
 
 // settle waits until the other end has everything that was written.
-func settle(tc *net.TCPConn) {
-	raw, err := tc.SyscallConn()
-	if err != nil {
-		return
-	}
+func settle(tc *sock) {
 	for deadline, pause := time.Now().Add(settleTime), time.Millisecond; time.Now().Before(deadline); pause = min(2*pause, 20*time.Millisecond) {
 		queued := 0
-		var optErr error
-		err := raw.Control(func(fd uintptr) { queued, optErr = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) })
-		if err != nil || optErr != nil || queued == 0 {
+		err := tc.control(func(fd int) (err error) {
+			queued, err = unix.IoctlGetInt(fd, unix.SIOCOUTQ)
+			return err
+		})
+		if err != nil || queued == 0 {
 			return
 		}
 		time.Sleep(pause)

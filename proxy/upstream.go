@@ -35,8 +35,6 @@ func (c *conn) dial(ctx context.Context, t target, rule *policy.Rule) (*upstream
 // resolve returns the addresses of the name that the policy allows. Forbidden ones are left out; only
 // forbidden ones are a refusal (invariant 2).
 func (c *conn) resolve(ctx context.Context, t target, rule *policy.Rule) ([]netip.Addr, error) {
-	ctx, cancel := context.WithTimeout(ctx, c.p.cfg.Limits.Resolve)
-	defer cancel()
 	r := c.sess.current()
 	if r == nil {
 		return nil, refusal{reason.PolicyNotLoaded, "", rule}
@@ -47,7 +45,9 @@ func (c *conn) resolve(ctx context.Context, t target, rule *policy.Rule) ([]neti
 	}
 	all := c.sess.known.get(t.name, time.Now())
 	if all == nil {
+		ctx, cancel := context.WithTimeout(ctx, c.p.cfg.Limits.Resolve)
 		said, err := c.p.resolver.lookup(ctx, c.sess.doc.Mark, t.name)
+		cancel()
 		if err != nil {
 			return nil, refusal{reason.ResolveFailed, err.Error(), rule}
 		}
@@ -82,30 +82,34 @@ func (c *conn) resolve(ctx context.Context, t target, rule *policy.Rule) ([]neti
 
 // connect tries one address after the other; a dead one costs its share of the time and no more.
 func (c *conn) connect(ctx context.Context, t target, rule *policy.Rule, addrs []netip.Addr) (*upstream, error) {
-	ctx, cancel := context.WithTimeout(ctx, c.p.cfg.Limits.Connect)
-	defer cancel()
-	deadline, _ := ctx.Deadline()
-	d := net.Dialer{Control: markControl(c.p.cfg.Mark, c.sess.doc.Mark)}
-	d.SetMultipathTCP(false)
+	now := time.Now()
+	deadline := now.Add(c.p.cfg.Limits.Connect)
+	mark := func(fd int) error { return c.p.cfg.Mark(uintptr(fd), c.sess.doc.Mark) }
+	early := func(s *sock) (stop func() bool) { return context.AfterFunc(ctx, func() { s.Close() }) }
 	var errs []error
 	for i, a := range addrs {
-		share := max(time.Until(deadline)/time.Duration(len(addrs)-i), minDialTry)
-		try, done := context.WithTimeout(ctx, share)
-		nc, err := d.DialContext(try, "tcp4", netip.AddrPortFrom(a, t.port).String())
-		done()
+		share := max(deadline.Sub(now)/time.Duration(len(addrs)-i), minDialTry)
+		s, err := dialSock(netip.AddrPortFrom(a, t.port), earlier(now.Add(share), deadline), mark, early)
 		if err == nil {
-			u := &upstream{tcp: nc.(*net.TCPConn), target: t, rule: rule, addr: a}
+			u := &upstream{tcp: s, target: t, rule: rule, addr: a}
 			if err := c.attach(u); err != nil {
 				return nil, err
 			}
 			return u, nil
 		}
 		errs = append(errs, err)
-		if ctx.Err() != nil {
+		if now = time.Now(); ctx.Err() != nil || now.After(deadline) {
 			break
 		}
 	}
 	return nil, refusal{reason.DialFailed, oneLine(errors.Join(errs...)), rule}
+}
+
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
 }
 
 func oneLine(err error) string {

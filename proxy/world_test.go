@@ -283,7 +283,7 @@ func (w *world) mark(fd uintptr, mark uint32) error {
 	return nil
 }
 
-func (w *world) originalDst(c *net.TCPConn) (netip.AddrPort, error) {
+func (w *world) originalDst(c net.Conn) (netip.AddrPort, error) {
 	if dst := w.toward.Load(); dst != nil {
 		return *dst, nil
 	}
