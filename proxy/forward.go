@@ -101,7 +101,7 @@ func protocols(h2 bool) []string {
 // send sends a judged request upstream. A failure becomes a response too, so that the kid learns why.
 func (x *exchange) send(r *http.Request) *http.Response {
 	m := newMask(x.swapped)
-	resp, err := x.layer.client(x.rule).RoundTrip(r)
+	resp, err := x.roundTrip(r)
 	if err != nil {
 		why := asRefusal(err)
 		if cause := x.cause(); cause != nil {

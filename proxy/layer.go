@@ -30,6 +30,7 @@ type layer struct {
 
 	mu      sync.Mutex
 	clients map[string]*http.Transport // guarded by mu: by ruleKey
+	lines   map[string]*line           // guarded by mu: by ruleKey, those that are idle
 
 	once sync.Once
 	done chan struct{}
@@ -78,6 +79,9 @@ func (l *layer) closeIdle() {
 	defer l.mu.Unlock()
 	for _, t := range l.clients {
 		t.CloseIdleConnections()
+	}
+	for _, ln := range l.lines {
+		ln.nc.Close() // nothing is lost
 	}
 }
 

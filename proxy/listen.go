@@ -39,10 +39,7 @@ const (
 // acceptLoop hands every connection of l to a goroutine of its own until ctx ends. Running out of file
 // descriptors or memory slows it down and never ends it.
 func (p *Proxy) acceptLoop(ctx context.Context, l *net.TCPListener, via string) error {
-	a, err := newAcceptor(l)
-	if err != nil {
-		return fmt.Errorf("accepting on %s: %w", l.Addr(), err)
-	}
+	a := &acceptor{l: l}
 	defer a.Close() // nothing is lost
 	defer context.AfterFunc(ctx, func() { a.Close() })()
 	pause := acceptPauseMin

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"sync"
 	"syscall"
 	"time"
 	"unsafe"
@@ -171,20 +172,27 @@ func keepAlive(fd int) error {
 	)
 }
 
-// acceptor takes connections from a listener. Close ends it, and not the listener.
+// acceptor takes connections from a listener. It is safe for concurrent use, but for accept.
 type acceptor struct {
-	file *os.File
-	raw  syscall.RawConn
+	l *net.TCPListener
+
+	mu     sync.Mutex
+	file   *os.File        // guarded by mu: the listening socket once more; nil before the first connection is waited for
+	raw    syscall.RawConn // owned by accept
+	closed bool            // guarded by mu
 }
 
-// newAcceptor takes connections that come to l. What it sets on the listening socket its connections inherit
-// (tcp(7)).
-func newAcceptor(l *net.TCPListener) (*acceptor, error) {
-	file, err := l.File()
-	if err != nil {
-		return nil, err
+// open makes the listening socket ready. What is set on it its connections inherit (tcp(7)).
+func (a *acceptor) open() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closed {
+		return net.ErrClosed
 	}
-	a := &acceptor{file: file}
+	file, err := a.l.File()
+	if err != nil {
+		return err
+	}
 	if a.raw, err = file.SyscallConn(); err == nil {
 		var optErr error
 		err = a.raw.Control(func(fd uintptr) {
@@ -193,16 +201,32 @@ func newAcceptor(l *net.TCPListener) (*acceptor, error) {
 		err = errors.Join(err, optErr)
 	}
 	if err != nil {
+		a.raw = nil
 		file.Close() // already failing
-		return nil, err
+		return err
 	}
-	return a, nil
+	a.file = file
+	return nil
 }
 
-func (a *acceptor) Close() error { return a.file.Close() }
+// Close ends accept, and not the listener.
+func (a *acceptor) Close() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.closed = true
+	if a.file == nil {
+		return nil
+	}
+	return a.file.Close()
+}
 
 // accept waits for the next connection.
 func (a *acceptor) accept() (*sock, error) {
+	if a.raw == nil {
+		if err := a.open(); err != nil {
+			return nil, err
+		}
+	}
 	var from unix.RawSockaddrInet4
 	var e syscall.Errno
 	var fd uintptr
