@@ -113,7 +113,11 @@ func (p *Proxy) serveRequest(w http.ResponseWriter, r *http.Request) {
 	out := &responder{ResponseWriter: w, x: x}
 	ctx, cancel := context.WithCancel(context.WithValue(r.Context(), exchangeKey{}, x))
 	x.begin(out, cancel)
-	p.mitm.ServeHTTP(out, r.WithContext(ctx))
+	if r = r.WithContext(ctx); x.fitsLine(r) {
+		p.carry(out, x, r)
+	} else {
+		p.mitm.ServeHTTP(out, r)
+	}
 	x.over()
 	if out.hijacked {
 		l.Close()

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"net"
 	"net/http"
@@ -49,6 +50,39 @@ func (l *limitedReader) Read(p []byte) (int, error) {
 func (x *exchange) fitsLine(r *http.Request) bool {
 	return !x.layer.h2 && !x.layer.explicit() && !x.head.tunnel && (r.Method == http.MethodGet || r.Method == http.MethodHead) &&
 		(r.Body == nil || r.Body == http.NoBody) && len(r.TransferEncoding) == 0 && len(r.Header["Expect"]) == 0 && len(r.Header["Upgrade"]) == 0
+}
+
+// carry does for a request that fits a line what goproxy does for the others.
+func (p *Proxy) carry(w *responder, x *exchange, r *http.Request) {
+	var resp *http.Response
+	if why := p.judge(x, r); why != nil {
+		resp = x.refuse(*why)
+	} else {
+		r.RequestURI = "" // what goes upstream stands in r.URL
+		r.Header.Del("Connection")
+		r.Header.Del("Proxy-Authenticate")
+		resp = x.send(r)
+	}
+	defer resp.Body.Close() // read to its end, or given up
+	h := w.Header()
+	maps.Copy(h, resp.Header)
+	announced := len(resp.Trailer)
+	for name := range resp.Trailer {
+		h.Add("Trailer", name)
+	}
+	w.WriteHeader(resp.StatusCode)
+	if resp.Body != http.NoBody {
+		w.ReadFrom(resp.Body) // the client is gone, or the answer is broken, which the body knows
+	}
+	if len(resp.Trailer) > 0 {
+		w.Flush() // or a short body would be sent with its length, and no trailer
+	}
+	for name, values := range resp.Trailer {
+		if len(resp.Trailer) != announced {
+			name = http.TrailerPrefix + name
+		}
+		h[name] = values
+	}
 }
 
 // roundTrip sends a judged request and returns its answer.
@@ -209,9 +243,9 @@ func (l *line) quiet() bool {
 		return false
 	}
 	// What TLS has read ahead is not in the kernel any more.
-	l.nc.SetReadDeadline(time.Unix(1, 0)) // closed: the read says so
+	l.tcp.dry = true
 	_, err = l.br.Peek(1)
-	l.nc.SetReadDeadline(time.Time{}) // closed: whoever is next finds out
+	l.tcp.dry = false
 	return errors.Is(err, os.ErrDeadlineExceeded)
 }
 

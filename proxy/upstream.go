@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"time"
 
@@ -84,12 +85,17 @@ func (c *conn) resolve(ctx context.Context, t target, rule *policy.Rule) ([]neti
 func (c *conn) connect(ctx context.Context, t target, rule *policy.Rule, addrs []netip.Addr) (*upstream, error) {
 	now := time.Now()
 	deadline := now.Add(c.p.cfg.Limits.Connect)
-	mark := func(fd int) error { return c.p.cfg.Mark(uintptr(fd), c.sess.doc.Mark) }
+	prepare := func(fd int) error {
+		if rule.Protocol != policy.TCP {
+			clientSpeaks(fd)
+		}
+		return c.p.cfg.Mark(uintptr(fd), c.sess.doc.Mark)
+	}
 	early := func(s *sock) (stop func() bool) { return context.AfterFunc(ctx, func() { s.Close() }) }
 	var errs []error
 	for i, a := range addrs {
 		share := max(deadline.Sub(now)/time.Duration(len(addrs)-i), minDialTry)
-		s, err := dialSock(netip.AddrPortFrom(a, t.port), earlier(now.Add(share), deadline), mark, early)
+		s, err := dialSock(netip.AddrPortFrom(a, t.port), earlier(now.Add(share), deadline), prepare, early)
 		if err == nil {
 			u := &upstream{tcp: s, target: t, rule: rule, addr: a}
 			if err := c.attach(u); err != nil {
@@ -125,10 +131,15 @@ type countedConn struct {
 	net.Conn
 	c *conn
 	u *upstream
+
+	dry bool // owned by whoever reads: nothing is waited for
 }
 
 // Read implements net.Conn.
 func (k *countedConn) Read(p []byte) (int, error) {
+	if k.dry {
+		return 0, os.ErrDeadlineExceeded
+	}
 	n, err := k.Conn.Read(p)
 	passed := k.u.meter.take(downward, n)
 	k.c.count(0, int64(passed))
