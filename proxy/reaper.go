@@ -33,6 +33,11 @@ func (p *Proxy) reap(ctx context.Context) {
 // tend looks after one connection. Called by the reaper only.
 func (c *conn) tend(now time.Time) {
 	l := c.p.cfg.Limits
+	for _, s := range c.sockets() {
+		if !s.kept {
+			s.kept = s.control(keepAlive) == nil // closed: there is no need any more
+		}
+	}
 	if now.Sub(c.start) > l.Idle && c.quiet() > l.Idle {
 		c.cut(reason.Idle, "no byte in either direction for "+l.Idle.String())
 		return

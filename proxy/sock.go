@@ -23,6 +23,7 @@ type sock struct {
 	file   *os.File
 	raw    syscall.RawConn
 	remote netip.AddrPort
+	kept   bool // owned by the reaper: keepAlive is set
 }
 
 // newSock takes over fd, a connected, non-blocking socket.
@@ -33,14 +34,14 @@ func newSock(fd int, remote netip.AddrPort) (*sock, error) {
 		file.Close() // already failing
 		return nil, err
 	}
-	return &sock{file, raw, remote}, nil
+	return &sock{file: file, raw: raw, remote: remote}, nil
 }
 
 // asNet puts an error of a file into the form that the net package gives it: libraries ask it whether it will pass.
 func asNet(op string, err error) error {
-	var pe *fs.PathError
-	if !errors.As(err, &pe) {
-		return err
+	pe, ok := err.(*fs.PathError)
+	if !ok {
+		return err // nil, and the end of the stream
 	}
 	if err = pe.Err; errors.Is(err, os.ErrClosed) {
 		err = net.ErrClosed
@@ -162,7 +163,8 @@ const (
 	keepAliveCount = 9
 )
 
-// keepAlive has the kernel find out when the other end is gone.
+// keepAlive has the kernel find out when the other end is gone. Accepted sockets inherit it, dialled ones get it from
+// the reaper: most do not live that long.
 func keepAlive(fd int) error {
 	return errors.Join(
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1),
@@ -258,7 +260,8 @@ func hostOrder(port uint16) uint16 {
 }
 
 // dialSock connects to an IPv4 address, until deadline. prepare is run on the socket before anything is sent.
-// Whoever wants to end it early closes the socket that early is told of: it is told only where there is waiting.
+// Whoever wants to end it early closes, in a goroutine of its own, the socket that early is told of: it is told only
+// where there is waiting.
 func dialSock(to netip.AddrPort, deadline time.Time, prepare func(fd int) error, early func(*sock) (stop func() bool)) (*sock, error) {
 	fd, _, e := unix.RawSyscall(unix.SYS_SOCKET, unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if e != 0 {
