@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"time"
 
+	"tagout/internal/authority"
 	"tagout/internal/control"
 	"tagout/internal/reason"
 	"tagout/internal/wire"
@@ -15,6 +16,7 @@ import (
 func (s *Switch) Routes(mux *http.ServeMux) {
 	mux.HandleFunc("POST /v1/stop", control.Admit(s.serveStop, 0, s.cfg.UID))
 	mux.HandleFunc("POST /v1/release", control.Admit(s.serveRelease, 0))
+	mux.HandleFunc("POST /v1/order", s.group(s.serveOrder)) // its signature says who gives it
 	mux.HandleFunc("GET /v1/tags", s.group(s.serveTags))
 	mux.HandleFunc("POST /v1/clear", s.group(s.serveClear))
 	mux.HandleFunc("POST /v1/lease", control.Admit(s.serveLease, 0))
@@ -45,15 +47,58 @@ func (s *Switch) serveStop(w http.ResponseWriter, r *http.Request) {
 	if !control.Read(w, r, &req) {
 		return
 	}
-	if peer, ok := control.PeerOf(r.Context()); ok && req.By == "" {
-		req.By = fmt.Sprintf("uid:%d", peer.UID)
+	peer := peerText(r)
+	if req.By == "" {
+		req.By = peer
 	}
 	proof, err := s.isProof(r.Context(), &req)
 	if err != nil {
 		control.Refuse(w, http.StatusConflict, reason.OK, err.Error())
 		return
 	}
-	h, err := s.Stop(Order{StopRequest: req, Received: received, proof: proof})
+	s.stopAndStream(w, r, Order{StopRequest: req, Received: received, Peer: peer, proof: proof})
+}
+
+// serveOrder carries out a signed order, whoever brings it.
+func (s *Switch) serveOrder(w http.ResponseWriter, r *http.Request) {
+	received, ok := control.ReceivedAt(r.Context())
+	if !ok {
+		received = time.Now()
+	}
+	r.Body = http.MaxBytesReader(w, r.Body, 2*authority.MaxNote) // JSON needs some more
+	var req wire.SignedOrder
+	if !control.Read(w, r, &req) {
+		return
+	}
+	signed, err := s.Accept([]byte(req.Note), peerText(r))
+	var no *authority.Refusal
+	switch {
+	case errors.As(err, &no):
+		control.Refuse(w, orderStatus(no.Code), no.Code, no.Text)
+	case err != nil:
+		control.Refuse(w, http.StatusInternalServerError, reason.Internal, err.Error())
+	case signed.Action == authority.ActionStop:
+		s.stopAndStream(w, r, stopOf(signed, received))
+	default:
+		t, err := s.Release(signed)
+		if err == nil && t.Released.IsZero() {
+			t.CanRelease = s.whoCanNow(t)
+		}
+		answerRelease(w, t, err)
+	}
+}
+
+// peerText names who is at the other end, as the kernel saw it.
+func peerText(r *http.Request) string {
+	peer, ok := control.PeerOf(r.Context())
+	if !ok {
+		return "unknown"
+	}
+	return fmt.Sprintf("uid:%d", peer.UID)
+}
+
+func (s *Switch) stopAndStream(w http.ResponseWriter, r *http.Request, o Order) {
+	h, err := s.Stop(o)
 	if err != nil {
 		status := http.StatusBadRequest
 		if errors.Is(err, ErrUnknownKid) {
@@ -70,12 +115,17 @@ func (s *Switch) serveStop(w http.ResponseWriter, r *http.Request) {
 	stream.Send(final) // the caller is gone
 }
 
+// serveRelease refuses: a release is signed. It is a route all the same, so that the refusal can say who can do it,
+// and is on record.
 func (s *Switch) serveRelease(w http.ResponseWriter, r *http.Request) {
 	var req wire.ReleaseRequest
 	if !control.Read(w, r, &req) {
 		return
 	}
-	t, err := s.Release(req)
+	answerRelease(w, wire.Tag{}, s.RefuseUnsigned(req, peerText(r)))
+}
+
+func answerRelease(w http.ResponseWriter, t wire.Tag, err error) {
 	var no *Refusal
 	switch {
 	case errors.As(err, &no):
@@ -87,7 +137,13 @@ func (s *Switch) serveRelease(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func (s *Switch) serveTags(w http.ResponseWriter, _ *http.Request) { control.Reply(w, s.Tags()) }
+func (s *Switch) serveTags(w http.ResponseWriter, _ *http.Request) {
+	tags := s.Tags()
+	for i := range tags {
+		tags[i].CanRelease = s.whoCanNow(tags[i])
+	}
+	control.Reply(w, tags)
+}
 
 func (s *Switch) serveClear(w http.ResponseWriter, r *http.Request) {
 	var sc wire.Scope
@@ -96,7 +152,7 @@ func (s *Switch) serveClear(w http.ResponseWriter, r *http.Request) {
 	}
 	if t, ok := s.Clear(sc); !ok {
 		control.Refuse(w, http.StatusLocked, reason.Tagged,
-			fmt.Sprintf("tag %s hangs on %s, placed by %s (%s): ask %s to release it", t.Stop, scopeText(t.Scope), t.By, t.Reason, t.By))
+			fmt.Sprintf("tag %s hangs on %s, placed by %s (%s): %s", t.Stop, scopeText(t.Scope), t.By, t.Reason, s.whoCanNow(t)))
 		return
 	}
 	control.Reply(w, struct{}{})

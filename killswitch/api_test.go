@@ -39,7 +39,11 @@ func serve(t *testing.T, s *Switch) (path string, c *control.Client) {
 }
 
 func stopOver(ctx context.Context, c *control.Client, req wire.StopRequest) (events []wire.StopEvent, err error) {
-	err = c.Each(ctx, http.MethodPost, "/v1/stop", req, func(raw json.RawMessage) error {
+	return eachOver(ctx, c, "/v1/stop", req)
+}
+
+func eachOver(ctx context.Context, c *control.Client, route string, req any) (events []wire.StopEvent, err error) {
+	err = c.Each(ctx, http.MethodPost, route, req, func(raw json.RawMessage) error {
 		var e wire.StopEvent
 		if err := json.Unmarshal(raw, &e); err != nil {
 			return err
@@ -72,7 +76,7 @@ func TestOverTheSocket(t *testing.T) {
 		t.Errorf("%+v", rep)
 	}
 	err = c.Call(ctx, http.MethodPost, "/v1/clear", wire.Scope{Kid: "a1", Card: "card-a"}, nil)
-	if control.Status(err) != http.StatusLocked || !strings.Contains(err.Error(), "ask ada") {
+	if control.Status(err) != http.StatusLocked || !strings.Contains(err.Error(), "placed by ada (drill): ada, or bob and cyd together can release it") {
 		t.Errorf("clear: %v", err)
 	}
 	var tags []wire.Tag
@@ -154,7 +158,7 @@ func TestStrangersAreRefused(t *testing.T) {
 	s := g.sw()
 	mux := http.NewServeMux()
 	s.Routes(mux)
-	for _, route := range []string{"POST /v1/stop", "POST /v1/release", "GET /v1/tags", "POST /v1/clear", "GET /v1/status"} {
+	for _, route := range []string{"POST /v1/stop", "POST /v1/release", "POST /v1/order", "GET /v1/tags", "POST /v1/clear", "GET /v1/status"} {
 		method, path, _ := strings.Cut(route, " ")
 		w := &answer{header: http.Header{}}
 		req, err := http.NewRequest(method, path, strings.NewReader(`{}`)) // never sent

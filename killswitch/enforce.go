@@ -35,6 +35,7 @@ func (s *Switch) Run(ctx context.Context) error {
 	var others sync.WaitGroup
 	defer others.Wait()
 	others.Go(func() { s.slowly(ctx) })
+	go s.tidyOrders(ctx) // not waited for: a disk may hang for ever
 	tick := time.NewTicker(s.t.Tick)
 	defer tick.Stop()
 	s.tick() // what hangs is in force before anything passes

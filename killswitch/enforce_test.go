@@ -210,15 +210,19 @@ func TestSentinelFile(t *testing.T) {
 		t.Fatalf("tags %+v", tags)
 	}
 	waitFor(t, "the stop ended", func() bool { return !s.busy(tags[0].Stop) })
-	release := wire.ReleaseRequest{Stop: tags[0].Stop, By: tags[0].By}
-	if _, err := s.Release(release); err == nil || !strings.Contains(err.Error(), "remove it first") {
+	if _, err := signRelease(t, s, tags[0].Stop, "ada"); err == nil || !strings.Contains(err.Error(), "remove it first") {
 		t.Errorf("release with the file there: %v", err)
 	}
 	if err := os.Remove(s.cfg.Sentinel); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Release(release); err != nil {
-		t.Error(err)
+	for _, by := range []string{"ada", "bob"} { // nobody placed it, so it takes two
+		if _, err := signRelease(t, s, tags[0].Stop, by); err != nil {
+			t.Error(err)
+		}
+	}
+	if left := s.Tags(); len(left) != 0 {
+		t.Errorf("still hangs: %+v", left)
 	}
 }
 

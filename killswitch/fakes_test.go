@@ -32,6 +32,8 @@ type rig struct {
 	passed  map[uint32]Counters
 	records []audit.Record
 	stored  map[string]wire.Tag
+	people  *book
+	usedDir string
 
 	kill      func(dir string) error
 	thaw      func(v2, freezer string) error
@@ -57,7 +59,8 @@ const kidsDir, creddDir = "/cg/kids", "/cg/credd"
 
 func newRig(t *testing.T, kids ...string) *rig {
 	g := &rig{t: t, docs: map[string]*session.Session{}, bad: map[string]error{}, alive: map[string]int{kidsDir: 0, creddDir: 1},
-		state: map[uint32]bool{}, passed: map[uint32]Counters{}, stored: map[string]wire.Tag{}, ids: map[string]uint64{}}
+		state: map[uint32]bool{}, passed: map[uint32]Counters{}, stored: map[string]wire.Tag{}, ids: map[string]uint64{},
+		people: &book{list: testList()}, usedDir: t.TempDir()}
 	for i, kid := range kids {
 		g.add(kid, "card-"+kid[:1], uint32(0x54100000+i+1)) // small
 	}
@@ -83,7 +86,7 @@ func (g *rig) sw() *Switch { return New(g.config()) }
 
 func (g *rig) config() Config {
 	return Config{
-		Sessions: g, Cgroups: g, Network: g, Leases: g, Sockets: g, Credentials: g, Tags: tagStore{g}, Audit: (*recorder)(g), Metrics: noMetrics{},
+		Sessions: g, Cgroups: g, Network: g, Leases: g, Sockets: g, Credentials: g, Tags: tagStore{g}, Authorities: g.people, Used: openUsed(g.t, g.usedDir), Audit: (*recorder)(g), Metrics: noMetrics{},
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil)), KidsDir: kidsDir, KidsFreezer: "/fz/kids", CreddDir: creddDir,
 		Sentinel: filepath.Join(g.t.TempDir(), "STOP"), UID: 1000, GID: 1000, Timing: fast,
 	}

@@ -354,7 +354,7 @@ func TestProofYieldsToAStop(t *testing.T) {
 		p.rig.mu.Lock()
 		reset()
 		p.rig.mu.Unlock()
-		if _, err := p.s.Release(wire.ReleaseRequest{Stop: rep.Stop, By: "ada"}); err != nil {
+		if _, err := signRelease(t, p.s, rep.Stop, "ada"); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -10,36 +10,87 @@ import (
 	"time"
 
 	"tagout/internal/audit"
+	"tagout/internal/authority"
 	"tagout/internal/reason"
 	"tagout/internal/wire"
 )
 
-// Release takes a tag off. It restarts nothing: processes are dead, revoked tokens stay revoked and a stopped
-// session stays stopped until it is destroyed. Only whoever placed a tag can take it off. An error is a
-// *Refusal, and the tag hangs on.
-func (s *Switch) Release(req wire.ReleaseRequest) (wire.Tag, error) {
-	t, err := s.release(req)
+// Release does what a signed release asks for, which Accept has let through: it takes the tag off where the signer
+// may do that alone or is the second of two, and keeps the signer's approval on the tag otherwise; then the tag that
+// it returns is not released. A release restarts nothing: processes are dead, revoked tokens stay revoked and a
+// stopped session stays stopped until it is destroyed. An error is a *Refusal, and the tag hangs on.
+func (s *Switch) Release(o authority.Signed) (wire.Tag, error) {
+	t, err := s.release(o)
 	rec := audit.Record{
-		Event: audit.EventTagReleased, Outcome: audit.OutcomeOK, Actor: req.By, Detail: req.Reason,
-		Fields: map[string]string{"stop": req.Stop, "scope": scopeText(t.Scope), "placed_by": t.By},
+		Event: audit.EventTagReleased, Outcome: audit.OutcomeOK, Actor: o.By, Detail: o.Reason,
+		Fields: map[string]string{"stop": o.Stop, "scope": scopeText(t.Scope), "placed_by": t.By, "order": o.ID, "key": o.Key, "note": o.Note},
 	}
-	if err != nil {
+	switch {
+	case err != nil:
 		rec.Event, rec.Outcome, rec.Reason, rec.Detail = audit.EventReleaseRefused, audit.OutcomeDeny, reason.Tagged, err.Error()
+	case t.Released.IsZero():
+		rec.Event = audit.EventTagApproved
+	default:
+		rec.Fields["released_by"] = t.ReleasedBy
 	}
 	s.audit.send(rec)
 	return t, err
 }
 
-func (s *Switch) release(req wire.ReleaseRequest) (wire.Tag, error) {
-	t, err := s.beginRelease(req)
+// RefuseUnsigned is the answer to a release that nobody signed. It is on record.
+func (s *Switch) RefuseUnsigned(req wire.ReleaseRequest, peer string) error {
+	text := "a tag comes off by a signature, and this release has none: give --key FILE, made with `tagout key new`"
+	if t, err := s.find(req.Stop); err != nil {
+		text = err.Error()
+	} else {
+		text += "; " + s.whoCanNow(t)
+	}
+	s.audit.send(audit.Record{
+		Event: audit.EventReleaseRefused, Outcome: audit.OutcomeDeny, Reason: reason.OrderUnsigned, Actor: req.By, Detail: text,
+		Fields: map[string]string{"stop": req.Stop, "peer": peer},
+	})
+	return &Refusal{http.StatusForbidden, text}
+}
+
+// find returns a tag that hangs; an error, a *Refusal, says what became of it.
+func (s *Switch) find(stop string) (wire.Tag, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h, err := s.findHung(stop)
+	if err != nil {
+		return wire.Tag{}, err
+	}
+	return h.tag, nil
+}
+
+// findHung is find, for whoever holds s.mu.
+func (s *Switch) findHung(stop string) (*hung, error) {
+	if h := s.hanging[stop]; h != nil {
+		return h, nil
+	}
+	if t, ok := s.released[stop]; ok {
+		return nil, &Refusal{http.StatusConflict, fmt.Sprintf("tag %s was already released by %s at %s", t.Stop, t.ReleasedBy, t.Released.Format(time.RFC3339))}
+	}
+	return nil, &Refusal{http.StatusNotFound, fmt.Sprintf("no tag %q hangs here: `tagout tags` lists those that do", stop)}
+}
+
+func (s *Switch) release(o authority.Signed) (wire.Tag, error) {
+	list, err := s.cfg.Authorities.List()
+	if err != nil {
+		return wire.Tag{}, &Refusal{http.StatusForbidden, err.Error()}
+	}
+	t, v, err := s.beginRelease(o, list)
 	if err != nil {
 		return t, err
+	}
+	if !v.release {
+		return s.approve(t, v.kept)
 	}
 	if err := s.resume(t); err != nil {
 		s.endRelease(t, false)
 		return t, &Refusal{http.StatusServiceUnavailable, fmt.Sprintf("the tag stays: %v: try again when the network layer is armed (`tagout status`)", err)}
 	}
-	t.Released, t.ReleasedBy = time.Now().UTC(), req.By
+	t.Released, t.ReleasedBy = time.Now().UTC(), v.names
 	if err := s.cfg.Tags.Release(t); err != nil {
 		s.endRelease(t, false)
 		return t, &Refusal{http.StatusInsufficientStorage, fmt.Sprintf("the tag stays: noting its release on disk: %v", err)}
@@ -48,31 +99,31 @@ func (s *Switch) release(req wire.ReleaseRequest) (wire.Tag, error) {
 	return t, nil
 }
 
-// beginRelease judges a release and marks the tag, so that a second one is refused meanwhile.
-func (s *Switch) beginRelease(req wire.ReleaseRequest) (wire.Tag, error) {
+// beginRelease judges a release and marks the tag as being released, or as being written where the release becomes
+// an approval, so that a second one is refused meanwhile.
+func (s *Switch) beginRelease(o authority.Signed, list authority.List) (wire.Tag, verdict, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	h := s.hanging[req.Stop]
-	if h == nil {
-		if t, ok := s.released[req.Stop]; ok {
-			return t, &Refusal{http.StatusConflict, fmt.Sprintf("tag %s was already released by %s at %s", t.Stop, t.ReleasedBy, t.Released.Format(time.RFC3339))}
-		}
-		return wire.Tag{}, &Refusal{http.StatusNotFound, fmt.Sprintf("no tag %q hangs here: `tagout tags` lists those that do", req.Stop)}
+	h, err := s.findHung(o.Stop)
+	if err != nil {
+		return wire.Tag{}, verdict{}, err
 	}
 	switch {
 	case h.damaged:
-		return h.tag, &Refusal{http.StatusConflict, h.tag.Reason}
-	case h.tag.By != req.By:
-		return h.tag, &Refusal{http.StatusForbidden, fmt.Sprintf("tag %s was placed by %s: only %s can release it", h.tag.Stop, h.tag.By, h.tag.By)}
+		return h.tag, verdict{}, &Refusal{http.StatusConflict, h.tag.Reason}
 	case s.underWay(h.tag.Stop):
-		return h.tag, &Refusal{http.StatusConflict, fmt.Sprintf("stop %s is still under way: wait for its report", h.tag.Stop)}
+		return h.tag, verdict{}, &Refusal{http.StatusConflict, fmt.Sprintf("stop %s is still under way: wait for its report", h.tag.Stop)}
 	case h.writing || h.releasing:
-		return h.tag, &Refusal{http.StatusConflict, fmt.Sprintf("tag %s is being written: try again", h.tag.Stop)}
+		return h.tag, verdict{}, &Refusal{http.StatusConflict, fmt.Sprintf("tag %s is being written: try again", h.tag.Stop)}
 	case h.tag.Cause == CauseSentinel && s.sentinelThere():
-		return h.tag, &Refusal{http.StatusConflict, fmt.Sprintf("the file %s stops everything: remove it first", s.cfg.Sentinel)}
+		return h.tag, verdict{}, &Refusal{http.StatusConflict, fmt.Sprintf("the file %s stops everything: remove it first", s.cfg.Sentinel)}
 	}
-	h.releasing = true
-	return h.tag, nil
+	v, err := judgeRelease(h.tag, o, list, time.Now())
+	if err != nil {
+		return h.tag, verdict{}, err
+	}
+	h.releasing, h.writing = v.release, !v.release
+	return h.tag, v, nil
 }
 
 // underWay says whether the stop has not reported yet. s.mu is held.

@@ -33,6 +33,7 @@ type run struct {
 	wake   chan struct{} // closed and replaced with every event
 	report *wire.StopReport
 	tag    wire.Tag
+	note   string // the signed order as it came; "" where nobody signed
 
 	contained bool     // as finish was told
 	degraded  []string // likewise
@@ -99,6 +100,19 @@ func (r *run) record(event string, e wire.StopEvent) audit.Record {
 	}
 	if e.State != "" && e.State != wire.StateFired && e.State != wire.StateObserved {
 		rec.Outcome = audit.OutcomeFail
+	}
+	return rec
+}
+
+// received records who ordered what, and what vouches for it: the signed order itself, or the uid that the kernel saw.
+func (r *run) received() audit.Record {
+	rec := r.record(audit.EventStopReceived, wire.StopEvent{Elapsed: time.Since(r.from), Detail: r.tag.Reason})
+	rec.Fields["cause"] = r.cause
+	switch {
+	case r.tag.Order != "":
+		rec.Fields["order"], rec.Fields["key"], rec.Fields["note"] = r.tag.Order, r.tag.Key, r.note
+	case r.tag.Peer != "":
+		rec.Fields["unsigned"] = r.tag.Peer
 	}
 	return rec
 }

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"tagout/internal/audit"
+	"tagout/internal/authority"
 	"tagout/internal/session"
 	"tagout/internal/wire"
 )
@@ -28,13 +28,18 @@ const (
 	CauseOrder    = "order"
 	CauseSignal   = "signal"
 	CauseSentinel = "sentinel"
+	CauseFleet    = "fleet"
+
+	causeDamaged = "damaged" // a tag whose file cannot be read
 )
 
 // Order is a stop request with the moment at which its first byte was read.
 type Order struct {
 	wire.StopRequest
-	Received time.Time // must carry a monotonic reading
-	proof    bool      // of the proof under way
+	Received time.Time         // must carry a monotonic reading
+	Signed   *authority.Signed // nil: nobody signed
+	Peer     string            // "uid:N" of whoever gave an unsigned order over the socket; "" where nobody did
+	proof    bool              // of the proof under way
 }
 
 // Handle is one caller's view of a stop. Two orders for the same thing at the same time share the stop but
@@ -113,7 +118,10 @@ func (s *Switch) begin(o Order, targets []target) *Handle {
 		r.nonce = r.id
 	}
 	r.tag = wire.Tag{
-		Stop: r.id, Scope: o.Scope, Layers: o.Layers, By: o.By, Reason: o.Reason, Cause: o.Cause, Placed: time.Now().UTC(),
+		Stop: r.id, Scope: o.Scope, Layers: o.Layers, By: o.By, Reason: o.Reason, Cause: o.Cause, Placed: time.Now().UTC(), Peer: o.Peer,
+	}
+	if o.Signed != nil {
+		r.tag.Order, r.tag.Key, r.note = o.Signed.ID, o.Signed.Key, o.Signed.Note
 	}
 	r.addKids(targets)
 	if o.proof {
@@ -163,11 +171,16 @@ func (s *Switch) note(t wire.Tag) <-chan struct{} {
 // join lets a second order share the stop that is under way. Where another person gave it, that person's own
 // tag hangs beside the first: taking the first off must not free what the second one stopped. s.mu is held.
 func (s *Switch) join(cur *run, tag wire.Tag) *Handle {
-	if cur.tag.By == tag.By {
+	if sameHand(cur.tag, tag) {
 		return &Handle{run: cur}
 	}
 	s.hanging[tag.Stop] = &hung{tag: tag, run: cur, writing: true}
 	return &Handle{run: cur, own: &tag, put: s.keep(tag, nil)}
+}
+
+// sameHand says whether two tags can be taken off by the same people, so that one of them is enough.
+func sameHand(a, b wire.Tag) bool {
+	return a.By == b.By && a.Cause == b.Cause && (a.Order == "") == (b.Order == "")
 }
 
 // fire fires all requested layers on all targets at the same time and returns when the report is out.
@@ -184,7 +197,7 @@ func (s *Switch) fire(r *run, targets []target, noted <-chan struct{}) {
 		found.set(ts)
 		s.amend(r.currentTag())
 	}
-	s.audit.send(r.record(audit.EventStopReceived, wire.StopEvent{Elapsed: time.Since(r.from), Detail: r.tag.Reason}))
+	s.audit.send(r.received())
 	// The tag goes to disk while the layers fire: firing does not wait for the disk, and the note bridges the
 	// time until then. The report waits for it, within a limit.
 	put := s.keep(r.currentTag(), noted)

@@ -371,7 +371,7 @@ func TestTwoAtOnce(t *testing.T) {
 	if a.Tag.Stop != b.Tag.Stop || c.Tag.Stop == a.Tag.Stop || c.Tag.By != "bob" {
 		t.Errorf("tags %+v and %+v", a.Tag, c.Tag)
 	}
-	if _, err := s.Release(wire.ReleaseRequest{Stop: a.Tag.Stop, By: "ada"}); err != nil {
+	if _, err := signRelease(t, s, a.Tag.Stop, "ada"); err != nil {
 		t.Fatal(err)
 	}
 	if tag, ok := s.Clear(wire.Scope{Kid: "a1"}); ok || tag.By != "bob" {

@@ -174,6 +174,8 @@ type Config struct {
 	Sockets     Sockets
 	Credentials Credentials
 	Tags        Tags
+	Authorities Authorities
+	Used        UsedOrders
 	Audit       Recorder
 	Metrics     Metrics
 	Log         *slog.Logger

@@ -125,7 +125,7 @@ func readTag(path, id string) (wire.Tag, error) {
 // damagedTag stands for a file that cannot be read.
 func damagedTag(id, path string, err error) wire.Tag {
 	return wire.Tag{
-		Stop: id, Scope: wire.Scope{All: true}, Layers: wire.AllLayers(), By: "unreadable file", Cause: "damaged",
+		Stop: id, Scope: wire.Scope{All: true}, Layers: wire.AllLayers(), By: "unreadable file", Cause: causeDamaged,
 		Reason: fmt.Sprintf("%s cannot be read (%v), so it is not known what it stops: look at it, remove it, and restart killswitchd", path, err),
 	}
 }

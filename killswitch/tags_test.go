@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tagout/internal/audit"
+	"tagout/internal/authority"
 	"tagout/internal/reason"
 	"tagout/internal/testroot"
 	"tagout/internal/wire"
@@ -125,7 +126,7 @@ func TestUnreadableTagsAreTagsOnEverything(t *testing.T) {
 				t.Error("a spawn is cleared under a tag that cannot be read")
 			}
 			var no *Refusal
-			if _, err := s.Release(wire.ReleaseRequest{Stop: damaged[0].Stop, By: damaged[0].By}); !errors.As(err, &no) || !strings.Contains(no.Detail, "remove it") {
+			if _, err := s.Release(authority.Signed{Order: authority.Order{Stop: damaged[0].Stop, By: "ada"}}); !errors.As(err, &no) || !strings.Contains(no.Detail, "remove it") {
 				t.Errorf("release of it: %v", err)
 			}
 		})
@@ -199,21 +200,20 @@ func TestRelease(t *testing.T) {
 	two := order(t, s, wire.Scope{All: true}, wire.LayerNetwork).Stop
 	refused := func(stop, by string, status int, text string) {
 		t.Helper()
-		_, err := s.Release(wire.ReleaseRequest{Stop: stop, By: by})
+		_, err := signRelease(t, s, stop, by)
 		var no *Refusal
 		if !errors.As(err, &no) || no.Status != status || !strings.Contains(no.Detail, text) {
 			t.Errorf("release by %s: %v, want %d with %q", by, err, status, text)
 		}
 	}
-	refused(one, "eve", http.StatusForbidden, "only ada can release it")
-	refused("nope", "ada", http.StatusNotFound, "no tag")
-	if _, err := s.Release(wire.ReleaseRequest{Stop: one, By: "ada"}); err != nil {
+	refused("01JD0000000000000000000001", "ada", http.StatusNotFound, "no tag")
+	if _, err := signRelease(t, s, one, "ada"); err != nil {
 		t.Fatal(err)
 	}
 	if !g.flag {
 		t.Error("the global flag came off while another tag on everything hangs")
 	}
-	if _, err := s.Release(wire.ReleaseRequest{Stop: two, By: "ada"}); err != nil {
+	if _, err := signRelease(t, s, two, "ada"); err != nil {
 		t.Fatal(err)
 	}
 	refused(two, "ada", http.StatusConflict, "already released by ada")
@@ -226,9 +226,9 @@ func TestRelease(t *testing.T) {
 	if tag, ok := s.Clear(wire.Scope{Kid: "new"}); !ok {
 		t.Errorf("still hangs: %+v", tag)
 	}
-	waitFor(t, "three refusals and two releases on record", func() bool {
+	waitFor(t, "two refusals and two releases on record", func() bool {
 		no := g.recorded(audit.EventReleaseRefused)
-		return len(no) == 3 && no[0].Outcome == audit.OutcomeDeny && no[0].Reason == reason.Tagged && len(g.recorded(audit.EventTagReleased)) == 2
+		return len(no) == 2 && no[0].Outcome == audit.OutcomeDeny && no[0].Reason == reason.Tagged && len(g.recorded(audit.EventTagReleased)) == 2
 	})
 }
 
@@ -247,14 +247,14 @@ func TestReleaseFailsClosed(t *testing.T) {
 		return g.reallyCut(m)
 	}
 	g.mu.Unlock()
-	if _, err := s.Release(wire.ReleaseRequest{Stop: stop, By: "ada"}); err == nil || !g.flag {
+	if _, err := signRelease(t, s, stop, "ada"); err == nil || !g.flag {
 		t.Errorf("released with a session that could not be pinned: %v, flag %v", err, g.flag)
 	}
 	g.mu.Lock()
 	g.cut = nil
 	g.release = func(wire.Tag) error { return errors.New("no space left on device") }
 	g.mu.Unlock()
-	if _, err := s.Release(wire.ReleaseRequest{Stop: stop, By: "ada"}); err == nil {
+	if _, err := signRelease(t, s, stop, "ada"); err == nil {
 		t.Error("released without the disk knowing")
 	}
 	waitFor(t, "the flag on again", func() bool { on, err := g.AllStopped(); return on && err == nil })
@@ -264,7 +264,7 @@ func TestReleaseFailsClosed(t *testing.T) {
 	g.mu.Lock()
 	g.release = nil
 	g.mu.Unlock()
-	if _, err := s.Release(wire.ReleaseRequest{Stop: stop, By: "ada"}); err != nil {
+	if _, err := signRelease(t, s, stop, "ada"); err != nil {
 		t.Error(err)
 	}
 	if on, err := g.Stopped(99); !on || err != nil {

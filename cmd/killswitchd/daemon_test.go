@@ -61,7 +61,7 @@ func newBox(t *testing.T, name string) *box {
 		must(t, os.Chmod(p, 0o755)) // the daemon's user must reach it
 	}
 	uid, gid := inst.UID(instance.Killswitchd), inst.GroupID()
-	for _, dir := range []string{inst.SessionDir(), filepath.Dir(inst.Socket(instance.Killswitchd)), inst.TagDir(), inst.StopDir(), inst.TripDir(), filepath.Dir(inst.AuditFile(instance.Killswitchd))} {
+	for _, dir := range []string{inst.SessionDir(), filepath.Dir(inst.Socket(instance.Killswitchd)), inst.TagDir(), inst.OrderDir(), inst.StopDir(), inst.TripDir(), filepath.Dir(inst.AuditFile(instance.Killswitchd))} {
 		must(t, os.MkdirAll(dir, 0o750))
 		must(t, os.Chown(dir, uid, gid))
 	}
@@ -223,6 +223,7 @@ func (b *box) clear(sc wire.Scope) error {
 // unmounted, a credd that does not serve; then kill -9 at rest, and a restart under the tag.
 func TestStopWithHalfTheBoxBroken(t *testing.T) {
 	b := newBox(t, "tkilla")
+	ada := b.knowAda()
 	b.installBPF()
 	kid := b.kid("k1", 1)
 	maps, err := bpf.Open(b.inst.PinDir())
@@ -265,12 +266,11 @@ func TestStopWithHalfTheBoxBroken(t *testing.T) {
 	if st := b.status(); st.Layers[wire.LayerNetwork].Armed {
 		t.Error("the network layer claims to be armed without maps")
 	}
-	release := wire.ReleaseRequest{Stop: rep.Stop, By: "ada", Reason: "done"}
-	must(t, b.client.Call(context.Background(), http.MethodPost, "/v1/release", release, nil))
+	must(t, b.release(ada, rep.Stop))
 	must(t, b.clear(wire.Scope{Kid: "k1", Card: "practice"}))
 	b.kill()
 	b.start()
-	if err := b.client.Call(context.Background(), http.MethodPost, "/v1/release", release, nil); control.Status(err) != http.StatusConflict || !strings.Contains(err.Error(), "already released by ada") {
+	if err := b.release(ada, rep.Stop); control.Status(err) != http.StatusConflict || !strings.Contains(err.Error(), "already released by ada") {
 		t.Errorf("second release, after a restart: %v", err)
 	}
 }

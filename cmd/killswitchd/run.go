@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tagout/internal/authority"
 	"tagout/internal/cgroup"
 	"tagout/internal/daemon"
 	"tagout/internal/instance"
@@ -78,6 +79,8 @@ func config(d *daemon.Daemon, layout cgroup.Layout, net *network, terms lease.Te
 		Leases:      net,
 		Sockets:     killswitch.NetlinkSockets{},
 		Credentials: killswitch.NewCredd(d.Inst.Socket(instance.Credd)),
+		Authorities: authority.NewBook(d.Inst.AuthorityFile(), 0),
+		Used:        usedOrders(d),
 		Tags:        killswitch.NewTagFiles(d.Inst.TagDir(), d.Inst.StopDir()),
 		Audit:       d.Audit,
 		Metrics:     shown,
@@ -103,6 +106,15 @@ func around(d *daemon.Daemon, layout cgroup.Layout, net *network) killswitch.Aro
 		}
 	}
 	return a
+}
+
+// usedOrders opens the memory of signed orders. Without it releases are refused and stops are not.
+func usedOrders(d *daemon.Daemon) *authority.Used {
+	u, err := authority.OpenUsed(d.Inst.OrderDir(), time.Now())
+	if err != nil {
+		d.Log.Error("reading which orders were used: signed releases are refused: run `tagout setup` again", "error", err)
+	}
+	return u
 }
 
 // stopSignals makes SIGUSR1 stop everything: it works where no socket does. Only root and this daemon's own

@@ -56,6 +56,7 @@ Exit codes:
   3  refused: not root, a policy, a conflict or a hanging tag
   4  the instance or a daemon does not answer
   5  a stop was not observed complete
+  6  a release was approved, and it takes a second person's signature
   130  interrupted; what the command had made is removed again
 run and exec end with the code of the command: 124 after a time-out, 126 where it
 cannot be run, 127 where it is not found, 128+n after signal n, 3 when the kid was
@@ -71,7 +72,7 @@ stopped.`,
 	root.AddCommand(
 		a.doctorCommand(), a.setupCommand(), a.upCommand(), a.cleanupCommand(), a.statusCommand(), a.proveCommand(),
 		a.cardCommand(), a.policyCommand(), a.spawnCommand(), a.runCommand(), a.execCommand(), a.listCommand(), a.destroyCommand(),
-		a.stopCommand(), a.tagsCommand(), a.releaseCommand(), a.vaultCommand(), a.timelineCommand(),
+		a.stopCommand(), a.tagsCommand(), a.releaseCommand(), a.orderCommand(), a.keyCommand(), a.vaultCommand(), a.timelineCommand(),
 		a.grantCommand(), a.grantsCommand(), a.ungrantCommand(),
 		a.drillCommand(), a.demoCommand(), a.benchCommand(), a.versionCommand(),
 	)

@@ -23,6 +23,7 @@ const (
 	exitRefused     = 3
 	exitUnreachable = 4
 	exitIncomplete  = 5
+	exitPending     = 6
 	exitTimeout     = 124 // as timeout(1)
 	exitInterrupted = 130 // as the shell after SIGINT
 	exitSignal      = 128 // plus the signal's number, as the shell

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"tagout/internal/authority"
 	"tagout/internal/instance"
 	"tagout/internal/wire"
 )
@@ -16,19 +17,31 @@ import (
 func (a *app) stopCommand() *cobra.Command {
 	var req wire.StopRequest
 	var layers []string
+	var sign signer
 	cmd := &cobra.Command{
-		Use:   "stop (--kid KID | --card CARD | --all) --by NAME --reason WHY",
+		Use:   "stop (--kid KID | --card CARD | --all) (--by NAME | --key FILE) --reason WHY",
 		Short: "Fire the stop layers and hang a tag",
 		Long: `Fire the stop layers on a kid, on every kid of a card, or on the whole box, and hang a
 tag: while it hangs, nothing in that scope spawns, runs, connects or gets a token. It
 goes straight to killswitchd and needs no other daemon. It ends with 0 only if the
-stop was observed complete, with 5 if it was ordered and something was not seen.`,
+stop was observed complete, with 5 if it was ordered and something was not seen.
+
+Root on the box may stop without a key, in any name; the tag then says that nobody
+signed. With --key the order is signed, and whoever signed can take the tag off alone.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkScope(req.Scope); err != nil {
 				return usage(err)
 			}
-			if err := needFlags(cmd, "by", "reason"); err != nil {
+			signed, err := sign.used(cmd)
+			if err != nil {
+				return err
+			}
+			need := []string{"by", "reason"}
+			if signed {
+				need = need[1:]
+			}
+			if err := needFlags(cmd, need...); err != nil {
 				return err
 			}
 			for _, l := range layers {
@@ -37,15 +50,21 @@ stop was observed complete, with 5 if it was ordered and something was not seen.
 				}
 				req.Layers = append(req.Layers, wire.Layer(l))
 			}
-			return a.stop(cmd, req)
+			if !signed {
+				return a.give(cmd, "/v1/stop", req)
+			}
+			return a.giveSigned(cmd, &sign, authority.Order{
+				Action: authority.ActionStop, Scope: req.Scope, Layers: req.Layers, By: req.By, Reason: req.Reason,
+			})
 		},
 	}
 	cmd.Flags().StringVar(&req.Scope.Kid, "kid", "", "stop this kid")
 	cmd.Flags().StringVar(&req.Scope.Card, "card", "", "stop every kid of this card")
 	cmd.Flags().BoolVar(&req.Scope.All, "all", false, "stop the whole box")
 	cmd.Flags().StringSliceVar(&layers, "layer", nil, "session, network or credential; may be given again (default: all three)")
-	cmd.Flags().StringVar(&req.By, "by", "", "who orders it")
+	cmd.Flags().StringVar(&req.By, "by", "", "who orders it (with --key: whose key it is)")
 	cmd.Flags().StringVar(&req.Reason, "reason", "", "why")
+	sign.flags(cmd)
 	return cmd
 }
 
@@ -76,34 +95,23 @@ const silenceLimit = 10 * time.Second
 
 var errSilent = errors.New("killswitchd said nothing")
 
-// stop prints what happens as it happens, and judges by the final report alone.
-func (a *app) stop(cmd *cobra.Command, req wire.StopRequest) error {
-	var final *wire.StopReport
-	var tag wire.StopEvent
+// outcome is what a stop, or another order, came to.
+type outcome struct {
+	final    *wire.StopReport // of a stop
+	tag      wire.StopEvent   // the last about a stop's tag
+	released *wire.Tag        // what a release answered
+}
+
+// give sends an order and prints what happens as it happens. A stop is judged by its final report alone.
+func (a *app) give(cmd *cobra.Command, route string, order any) error {
+	var out outcome
 	ctx, cancel := context.WithCancelCause(cmd.Context())
 	defer cancel(nil)
 	silent := time.AfterFunc(a.silence, func() { cancel(errSilent) })
 	defer silent.Stop()
-	err := a.stream(ctx, instance.Killswitchd, "/v1/stop", req, func(line json.RawMessage) error {
-		var e wire.StopEvent
-		if err := json.Unmarshal(line, &e); err != nil {
-			return err
-		}
+	err := a.stream(ctx, instance.Killswitchd, route, order, func(line json.RawMessage) error {
 		silent.Stop()
-		if e.Final != nil {
-			final = e.Final
-		}
-		if e.Point == "tag" {
-			tag = e
-		}
-		if a.json {
-			_, err := fmt.Fprintf(a.out, "%s\n", line)
-			return err
-		}
-		if e.Final == nil {
-			a.printf("%9s  %-10s %-12s %-18s %s %s\n", e.Elapsed.Round(10*time.Microsecond), e.Layer, e.Point, e.State, e.Kid, e.Detail)
-		}
-		return nil
+		return a.heard(&out, line)
 	})
 	if errors.Is(context.Cause(ctx), errSilent) {
 		return &coded{exitUnreachable, fmt.Errorf("killswitchd has said nothing for %s, so nothing is known to be stopped: end it, and `tagout up` starts it again; `tagout cleanup --instance %s` stops everything without it", a.silence, a.instance)}
@@ -114,14 +122,54 @@ func (a *app) stop(cmd *cobra.Command, req wire.StopRequest) error {
 	if err != nil {
 		return err
 	}
-	if final == nil {
+	if out.released != nil {
+		return a.showRelease(*out.released)
+	}
+	return a.judgeStop(out)
+}
+
+// heard takes one line of an answer.
+func (a *app) heard(out *outcome, line json.RawMessage) error {
+	var is struct {
+		Placed *time.Time `json:"placed"` // a tag's, and no stop event's
+	}
+	if err := json.Unmarshal(line, &is); err != nil {
+		return err
+	}
+	if is.Placed != nil {
+		out.released = &wire.Tag{}
+		return json.Unmarshal(line, out.released)
+	}
+	var e wire.StopEvent
+	if err := json.Unmarshal(line, &e); err != nil {
+		return err
+	}
+	if e.Final != nil {
+		out.final = e.Final
+	}
+	if e.Point == "tag" {
+		out.tag = e
+	}
+	if a.json {
+		_, err := fmt.Fprintf(a.out, "%s\n", line)
+		return err
+	}
+	if e.Final == nil {
+		a.printf("%9s  %-10s %-12s %-18s %s %s\n", e.Elapsed.Round(10*time.Microsecond), e.Layer, e.Point, e.State, e.Kid, e.Detail)
+	}
+	return nil
+}
+
+// judgeStop is an error unless the stop was observed complete.
+func (a *app) judgeStop(out outcome) error {
+	if out.final == nil {
 		return &coded{exitIncomplete, errors.New("killswitchd ended before it reported: order the stop again")}
 	}
 	if !a.json {
-		a.printStop(final)
+		a.printStop(out.final)
 	}
-	if final.State != wire.StateObserved {
-		return &coded{exitIncomplete, fmt.Errorf("the stop was not observed complete, it is %s: %s", final.State, whatIsOpen(final, tag))}
+	if out.final.State != wire.StateObserved {
+		return &coded{exitIncomplete, fmt.Errorf("the stop was not observed complete, it is %s: %s", out.final.State, whatIsOpen(out.final, out.tag))}
 	}
 	return nil
 }
@@ -135,7 +183,7 @@ func (a *app) printStop(r *wire.StopReport) {
 	for _, what := range r.Degraded {
 		a.printf("without:   %s\n", what)
 	}
-	a.printf("stop %s is %s, %s; take the tag off with `tagout release %s --by NAME --reason WHY`\n", r.Stop, r.State, count(len(r.Kids), "kid"), r.Stop)
+	a.printf("stop %s is %s, %s; take the tag off with `tagout release %s --key FILE --reason WHY`\n", r.Stop, r.State, count(len(r.Kids), "kid"), r.Stop)
 }
 
 // whatIsOpen names the layers that were not seen complete, and the tag where it is not safe.

@@ -44,7 +44,9 @@ const (
 	EventStopCompleted  = "stop.completed"
 	EventTagReleased    = "tag.released"
 	EventReleaseRefused = "tag.release-refused"
-	EventProofPassed    = "proof.passed" // killswitchd's, of its own layers
+	EventTagApproved    = "tag.release-approved" // the first of two people's words
+	EventOrderRefused   = "order.refused"        // a signed order that is not carried out
+	EventProofPassed    = "proof.passed"         // killswitchd's, of its own layers
 	EventProofFailed    = "proof.failed"
 	EventTripped        = "trip.fired"     // a trip rule stopped a kid
 	EventExecSeen       = "exec.seen"      // a kid started a program that a trip rule forbids

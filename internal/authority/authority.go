@@ -89,7 +89,8 @@ func refuse(code reason.Code, format string, args ...any) *Refusal {
 // Signed is an order that Verify has accepted.
 type Signed struct {
 	Order
-	Key string // id of the key that signed it; see KeyID
+	Key  string // id of the key that signed it; see KeyID
+	Note string // the bytes that were signed, with the signature: anybody can check them later
 }
 
 // Verify reads a signed order and judges everything about it that needs no memory. now is the wall clock. An error
@@ -114,7 +115,7 @@ func (l List) Verify(raw []byte, now time.Time) (Signed, error) {
 		return Signed{}, err
 	}
 	id := keyID(n.Sigs[0].Name, n.Sigs[0].Hash)
-	s := Signed{Order: o, Key: id}
+	s := Signed{Order: o, Key: id, Note: string(raw)}
 	return s, l.judge(s, now)
 }
 

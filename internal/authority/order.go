@@ -104,6 +104,11 @@ func (o Order) check() error {
 			return refuse(reason.OrderInvalid, "the order's %s is empty, longer than %d bytes or holds control characters", what, maxText)
 		}
 	}
+	for _, at := range []time.Time{o.Issued, o.Expires} {
+		if at.Location() != time.UTC || !at.Equal(at.Truncate(time.Second)) {
+			return refuse(reason.OrderInvalid, "the order's times are not whole seconds in UTC")
+		}
+	}
 	if o.Via != "" && o.Via != ViaFleet {
 		return refuse(reason.OrderInvalid, "the order came via %q, which is no known way", clip(o.Via))
 	}

@@ -75,7 +75,7 @@ func (c Config) spawns(ctx context.Context, peer *runc) ([]Metric, error) {
 }
 
 func (c Config) spawn(ctx context.Context, name string) (first time.Duration, err error) {
-	box := drill.Sockets(c.Inst)
+	box := drill.Sockets(c.Inst, nil)
 	began := time.Now()
 	kid, err := box.Spawn(ctx, wire.SpawnRequest{Name: name, Purpose: "measure a spawn", Card: string(c.Card), InputDir: c.InputDir})
 	if err != nil {

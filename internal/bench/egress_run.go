@@ -78,7 +78,7 @@ var EgressParts = [...]string{"tunnel", "open", "latency", "inspect", "dns", "ho
 // could not be measured, and comes beside the figures that could; a missed target is no error and stands in
 // the table.
 func RunEgress(ctx context.Context, c EgressConfig) (metrics []Metric, err error) {
-	e := &egress{EgressConfig: c, box: drill.Sockets(c.Inst)}
+	e := &egress{EgressConfig: c, box: drill.Sockets(c.Inst, nil)}
 	undo, err := e.prepare(ctx)
 	defer func() { err = errors.Join(err, undo()) }()
 	if err != nil {

@@ -51,7 +51,7 @@ func newRunc(ctx context.Context, c Config) (*runc, error) {
 }
 
 func (r *runc) learn(ctx context.Context, c Config) error {
-	box := drill.Sockets(c.Inst)
+	box := drill.Sockets(c.Inst, nil)
 	kid, err := box.Spawn(ctx, wire.SpawnRequest{Name: "bench-model", Purpose: "show its specification", Card: string(c.Card), InputDir: c.InputDir})
 	if err != nil {
 		return err

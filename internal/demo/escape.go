@@ -62,7 +62,7 @@ func parseWay(line string) (w Way, ok bool) {
 
 // escape spawns the kid, runs the script and gathers what everybody saw of it.
 func (s *show) escape(ctx context.Context) error {
-	box := drill.Sockets(s.inst)
+	box := drill.Sockets(s.inst, s.net)
 	began := practice.Now()
 	kid, err := box.Spawn(ctx, wire.SpawnRequest{
 		Name: kidName, Purpose: "the demo's untrusted script", Card: string(s.ev.practiceCard), CardFile: "practice.yaml", InputDir: s.inputs,

@@ -8,8 +8,10 @@ import (
 	"net/http"
 	"net/url"
 
+	"tagout/internal/authority"
 	"tagout/internal/control"
 	"tagout/internal/instance"
+	"tagout/internal/practice"
 	"tagout/internal/wire"
 )
 
@@ -24,15 +26,20 @@ type Box interface {
 	Release(ctx context.Context, req wire.ReleaseRequest) error
 }
 
-// Sockets returns the box behind the instance's unix sockets.
-func Sockets(inst instance.Instance) Box {
+// Sockets returns the box behind the instance's unix sockets. net's people sign releases; it may be nil where
+// nothing is released.
+func Sockets(inst instance.Instance, net *practice.Internet) Box {
 	return sockets{
+		net:      net,
 		sandboxd: control.NewClient(inst.Socket(instance.Sandboxd)),
 		killer:   control.NewClient(inst.Socket(instance.Killswitchd)),
 	}
 }
 
-type sockets struct{ sandboxd, killer *control.Client }
+type sockets struct {
+	net              *practice.Internet
+	sandboxd, killer *control.Client
+}
 
 func (s sockets) Spawn(ctx context.Context, req wire.SpawnRequest) (wire.Kid, error) {
 	var kid wire.Kid
@@ -77,5 +84,9 @@ func (s sockets) Stop(ctx context.Context, req wire.StopRequest, fn func(wire.St
 }
 
 func (s sockets) Release(ctx context.Context, req wire.ReleaseRequest) error {
-	return s.killer.Call(ctx, http.MethodPost, "/v1/release", req, nil)
+	order, err := s.net.Sign(authority.Order{Action: authority.ActionRelease, Stop: req.Stop, Reason: req.Reason}, req.By)
+	if err != nil {
+		return err
+	}
+	return s.killer.Call(ctx, http.MethodPost, "/v1/order", order, nil)
 }

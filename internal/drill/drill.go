@@ -222,7 +222,7 @@ func (c Config) withDefaults() (Config, error) {
 		c.Out = io.Discard
 	}
 	if c.Box == nil {
-		c.Box = Sockets(c.Inst)
+		c.Box = Sockets(c.Inst, c.Internet)
 	}
 	return c, nil
 }

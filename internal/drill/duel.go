@@ -19,7 +19,7 @@ const (
 	// replays a second by the accomplice, and by one of its clients.
 	replays    = 200
 	replayEach = 250
-	by         = "drill"
+	by         = practice.Authority
 )
 
 // duel is one run of one bout against a fresh kid.

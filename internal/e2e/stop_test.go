@@ -170,14 +170,7 @@ func TestStopAll(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), soon)
 	defer cancel()
-	release := wire.ReleaseRequest{Stop: rep.Stop, By: "somebody else", Reason: "test"}
-	if err := box.Client(instance.Killswitchd).Call(ctx, http.MethodPost, "/v1/release", release, nil); err == nil {
-		t.Error("somebody else released the tag")
-	}
-	release.By = "test"
-	if err := box.Client(instance.Killswitchd).Call(ctx, http.MethodPost, "/v1/release", release, nil); err != nil {
-		t.Fatal(err)
-	}
+	box.Release(rep.Stop)
 	var kids []wire.Kid
 	if err := box.Client(instance.Sandboxd).Call(ctx, http.MethodGet, "/v1/kids", nil, &kids); err != nil {
 		t.Fatal(err)
@@ -233,10 +226,7 @@ func TestAReleaseAndRestartsBringNothingBack(t *testing.T) {
 			t.Errorf("exec after %s: %v, want 423", after, err)
 		}
 	}
-	release := wire.ReleaseRequest{Stop: rep.Stop, By: "test", Reason: "test"}
-	if err := box.Client(instance.Killswitchd).Call(t.Context(), http.MethodPost, "/v1/release", release, nil); err != nil {
-		t.Fatal(err)
-	}
+	box.Release(rep.Stop)
 	check("the release")
 	for _, daemon := range instance.Daemons() {
 		box.Kill9(daemon)

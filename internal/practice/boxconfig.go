@@ -1,21 +1,71 @@
 package practice
 
 import (
+	"fmt"
 	"net/netip"
+	"os"
+	"time"
 
+	auth "tagout/internal/authority"
 	"tagout/internal/config"
+	"tagout/internal/wire"
 )
 
-// Authority is the person whom the practice box lets give orders, as the example cards name her.
-const Authority = "Ada Operator"
+// The people whom the practice box lets give orders. The example cards name the first.
+const (
+	Authority = "Ada Operator"
+	Second    = "Grace Approver"
+	Third     = "Lin Approver"
+)
+
+// people have the roles that they have on the practice box.
+func people() []config.Authority {
+	return []config.Authority{
+		{Name: Authority, Roles: []string{auth.RoleSpawn, auth.RoleGrant, auth.RoleStop, auth.RoleRelease}},
+		{Name: Second, Roles: []string{auth.RoleStop, auth.RoleRelease}},
+		{Name: Third, Roles: []string{auth.RoleRelease}},
+	}
+}
+
+// makeKeys gives everybody a key. The private halves live in this process alone.
+func (n *Internet) makeKeys() error {
+	n.private, n.people = map[string]string{}, people()
+	for i := range n.people {
+		p := &n.people[i]
+		var err error
+		if n.private[p.Name], p.Key, err = auth.NewKey(p.Name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // BoxConfig is the configuration of a box whose outside world is this internet: it resolves here, trusts the
-// practice CA beside the system's, and posts its alerts to the webhook.
+// practice CA beside the system's, posts its alerts to the webhook, and takes orders from three people whose keys
+// this internet holds.
 func (n *Internet) BoxConfig() config.Box {
 	return config.Box{
 		Resolvers:    []netip.AddrPort{netip.AddrPortFrom(n.DNSAddr(), 53)},
 		UpstreamCAs:  []string{n.CAFile()},
 		AlertWebhook: n.WebhookURL(),
-		Authorities:  []config.Authority{{Name: Authority, Roles: []string{"spawn", "grant", "stop", "release"}}},
+		Authorities:  append([]config.Authority(nil), n.people...),
 	}
 }
+
+// Sign signs an order for the box of this internet, which must be set up, by one of its people. o.Box, o.By and
+// the times are filled in.
+func (n *Internet) Sign(o auth.Order, by string) (wire.SignedOrder, error) {
+	list, err := auth.NewBook(n.inst.AuthorityFile(), os.Geteuid()).List()
+	if err != nil {
+		return wire.SignedOrder{}, err
+	}
+	o.Box, o.By = list.Box, by
+	raw, err := auth.Sign(auth.New(o, time.Now(), auth.Life), n.private[by])
+	if err != nil {
+		return wire.SignedOrder{}, fmt.Errorf("ordering as %s: %w", by, err)
+	}
+	return wire.SignedOrder{Note: string(raw)}, nil
+}
+
+// Key returns the private key of one of the people; "" where nobody is called so.
+func (n *Internet) Key(person string) string { return n.private[person] }

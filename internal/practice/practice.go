@@ -32,6 +32,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tagout/internal/config"
 	"tagout/internal/instance"
 )
 
@@ -78,11 +79,13 @@ type Internet struct {
 	Own      *Own
 	Shelf    *Shelf
 
-	inst   instance.Instance
-	secret string
-	ns     *namespace
-	ca     *authority
-	undo   []func() error // teardown, run backwards
+	inst    instance.Instance
+	secret  string
+	people  []config.Authority // who gives orders on its box, with public keys
+	private map[string]string  // name -> private key
+	ns      *namespace
+	ca      *authority
+	undo    []func() error // teardown, run backwards
 }
 
 // Now is CLOCK_MONOTONIC, the clock of every timestamp in this package.
@@ -108,6 +111,7 @@ func Start(ctx context.Context, o Options) (*Internet, error) {
 	}{
 		{"making its directory", n.makeDir},
 		{"making its certificate authority", n.makeCA},
+		{"making its people's keys", n.makeKeys},
 		{"making its network namespace", n.makeNetNS},
 		{"joining it to the host", n.join},
 		{"starting the DNS server", n.startDNS},

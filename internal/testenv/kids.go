@@ -12,6 +12,7 @@ import (
 	"tagout/internal/audit"
 	"tagout/internal/control"
 	"tagout/internal/instance"
+	"tagout/internal/practice"
 	"tagout/internal/wire"
 )
 
@@ -135,11 +136,12 @@ func (b *Box) WaitRecord(what string, match func(*audit.Record) bool) audit.Reco
 	return found
 }
 
-// Stop orders a stop straight from killswitchd and returns its report.
+// Stop orders a stop straight from killswitchd, unsigned and in the practice authority's name where it gives none,
+// and returns its report.
 func (b *Box) Stop(req wire.StopRequest) wire.StopReport {
 	b.T.Helper()
 	if req.By == "" {
-		req.By, req.Reason = "test", b.T.Name()
+		req.By, req.Reason = practice.Authority, b.T.Name()
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
 	defer cancel()

@@ -209,7 +209,10 @@ type Tag struct {
 
 	Order     string     `json:"order,omitempty"`     // id of the signed order that placed it; empty: nobody signed
 	Key       string     `json:"key,omitempty"`       // NAME+HASH of the key that signed
+	Peer      string     `json:"peer,omitempty"`      // "uid:N" of whoever gave an order that nobody signed
 	Approvals []Approval `json:"approvals,omitempty"` // of its release, by people who cannot release it alone
+
+	CanRelease string `json:"can_release,omitempty"` // who can take it off by now, in words; only in answers
 }
 
 // Approval is one person's signed word that a tag may come off, when it takes two.

@@ -1,0 +1,116 @@
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"tagout/internal/authority"
+	"tagout/internal/authority/keyfile"
+	"tagout/internal/control"
+	"tagout/internal/wire"
+)
+
+// signer is what the commands that sign orders share. The private key stays in this process.
+type signer struct {
+	key, passphraseFile, box string
+	valid                    time.Duration
+	printOnly                bool
+}
+
+func (s *signer) flags(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&s.key, "key", "", "sign the order with the private key in this file")
+	cmd.Flags().StringVar(&s.passphraseFile, "passphrase-file", "", "what decrypts the key")
+	cmd.Flags().DurationVar(&s.valid, "valid", authority.Life, "for how long the signed order is good, at most 1h")
+	cmd.Flags().BoolVar(&s.printOnly, "print", false, "print the signed order and send it nowhere; `tagout order` delivers it")
+	cmd.Flags().StringVar(&s.box, "box", "", "id of the box that the order is for (default: this one's)")
+}
+
+// used says whether the order is to be signed; flags that make sense only then are refused otherwise.
+func (s *signer) used(cmd *cobra.Command) (bool, error) {
+	if s.key != "" {
+		return true, nil
+	}
+	for _, f := range []string{"passphrase-file", "valid", "print", "box"} {
+		if cmd.Flags().Changed(f) {
+			return false, usage(fmt.Errorf("--%s is about a signed order: give --key as well", f))
+		}
+	}
+	return false, nil
+}
+
+// sign completes an order and signs it. o.By may be empty: then the box's list says whose key it is.
+func (s *signer) sign(a *app, o authority.Order) (wire.SignedOrder, error) {
+	if s.valid < time.Second || s.valid > authority.MaxLife {
+		return wire.SignedOrder{}, usage(fmt.Errorf("--valid %s: give a time from 1s to %s", s.valid, authority.MaxLife))
+	}
+	public, err := keyfile.Public(s.key)
+	if err != nil {
+		return wire.SignedOrder{}, err
+	}
+	o.Box = s.box
+	if o.Box == "" || o.By == "" {
+		if err := s.fill(a, &o, public); err != nil {
+			return wire.SignedOrder{}, err
+		}
+	}
+	passphrase, err := a.readPassphrase(s.passphraseFile)
+	if err != nil {
+		return wire.SignedOrder{}, err
+	}
+	defer clear(passphrase)
+	private, err := keyfile.Private(s.key, passphrase)
+	if err != nil {
+		return wire.SignedOrder{}, err
+	}
+	raw, err := authority.Sign(authority.New(o, time.Now(), s.valid), private)
+	if err != nil {
+		return wire.SignedOrder{}, usage(err)
+	}
+	return wire.SignedOrder{Note: string(raw)}, nil
+}
+
+// fill takes what the command line does not say from the list of the box on this machine.
+func (s *signer) fill(a *app, o *authority.Order, public string) error {
+	inst, err := a.open()
+	if err != nil {
+		return fmt.Errorf("%w; away from the box, give --box, --by and --print", err)
+	}
+	list, err := authority.NewBook(inst.AuthorityFile(), 0).List()
+	if err != nil {
+		return err
+	}
+	if o.Box == "" {
+		o.Box = list.Box
+	}
+	for _, p := range list.People {
+		if o.By == "" && authority.SameKey(p.Key, public) {
+			o.By = p.Name
+		}
+	}
+	if o.By == "" {
+		return &coded{exitRefused, fmt.Errorf("the key %s is not on this box's authority list: put it there and run `tagout setup`", authority.KeyID(public))}
+	}
+	return nil
+}
+
+// giveSigned signs an order and sends it, or only prints it.
+func (a *app) giveSigned(cmd *cobra.Command, s *signer, o authority.Order) error {
+	order, err := s.sign(a, o)
+	switch {
+	case err != nil:
+		return err
+	case s.printOnly && a.json:
+		return a.printJSON(order)
+	case s.printOnly:
+		a.printf("%s", order.Note)
+		return nil
+	}
+	err = a.give(cmd, "/v1/order", order)
+	if o.Action == authority.ActionStop && control.Status(err) == http.StatusForbidden {
+		return fmt.Errorf("NOTHING WAS STOPPED: %w; root on the box can stop without a key: leave --key away and give --by", err)
+	}
+	return err
+}
