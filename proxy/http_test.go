@@ -219,9 +219,9 @@ func credd(ctx context.Context, req wire.ResolveRequest) (wire.ResolveReply, err
 // come back.
 func TestTokensAreSwappedAtEveryUse(t *testing.T) {
 	w := newWorld(t)
-	uses := 0
+	var uses atomic.Int64
 	w.tokens.resolve = func(ctx context.Context, req wire.ResolveRequest) (wire.ResolveReply, error) {
-		uses++
+		uses.Add(1)
 		return credd(ctx, req)
 	}
 	var mu sync.Mutex
@@ -252,8 +252,8 @@ func TestTokensAreSwappedAtEveryUse(t *testing.T) {
 	if want := []string{"Bearer " + realValue, realValue, "basic " + realValue, ""}; fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("the server got %q", got)
 	}
-	if uses != 3 {
-		t.Errorf("credd was asked %d times for 3 uses", uses)
+	if n := uses.Load(); n != 3 {
+		t.Errorf("credd was asked %d times for 3 uses", n)
 	}
 	rec := w.records.wait(t, "a use", func(r audit.Record) bool { return r.Fields["secrets"] == "api" })
 	if strings.Contains(fmt.Sprintf("%+v", rec), realValue) || len(w.records.secrets) == 0 {
