@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"tagout/bpf"
 	"tagout/internal/daemon"
+	"tagout/internal/drillhistory"
 	"tagout/internal/instance"
 	"tagout/internal/lease"
 	"tagout/internal/metrics"
@@ -31,6 +33,7 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 	if err != nil {
 		d.Log.Error("going on with the default leases", "error", err)
 	}
+	d.Metrics.Drills(func() (time.Time, bool) { return drillhistory.LastPassed(instance.DrillDir()) })
 	return sandboxd.Run(ctx, sandboxd.Config{
 		Inst: d.Inst, Init: filepath.Join(filepath.Dir(self), "kid-init"), Alerts: sinks(d.Box), Authorities: d.Box.Authorities, Leases: terms,
 		Kernel: &kernel{maps: maps, lease: terms.Kernel}, Denials: denials{maps}, Audit: d.Audit, Metrics: metrics.NewSandboxd(d.Metrics), Log: d.Log,

@@ -43,6 +43,7 @@ the drills of this machine. Nothing else is left.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.drill(cmd, f, cfg) },
 	}
+	cmd.AddCommand(a.drillVerifyCommand(), a.drillHistoryCommand())
 	cmd.Flags().StringVar(&f.bin, "bin-dir", "", "directory of the binaries (default: where tagout itself lies)")
 	cmd.Flags().StringVar(&f.card, "card", "", "the agent's card (default: the drill card that comes with tagout)")
 	cmd.Flags().StringArrayVar(&f.techniques, "technique", nil, "run this technique only; repeat for more (default: all)")
@@ -81,6 +82,14 @@ func (a *app) drill(cmd *cobra.Command, f drillFlags, cfg drill.Config) error {
 	}
 	if err := f.apply(&cfg, all); err != nil {
 		return usage(err)
+	}
+	if cfg.By == "" {
+		cfg.By = invoker()
+	}
+	if f.key != "" { // before the work, not after it
+		if _, _, err := drillKey(f.key, ""); err != nil {
+			return err
+		}
 	}
 	stage := func(inst instance.Instance, box *config.Box) error {
 		box.Leases = drill.StageLeases
@@ -149,8 +158,11 @@ func (a *app) runDrill(ctx context.Context, p practiceBox, f drillFlags, cfg dri
 		cfg.Out = a.err
 	}
 	rep, err := drill.Run(ctx, cfg)
-	if rep != nil && a.json {
-		err = errors.Join(err, a.printJSON(rep))
+	if rep != nil && ctx.Err() == nil { // one that was called off is none
+		err = errors.Join(err, a.keepDrill(rep, f.dir, f.key))
+		if a.json {
+			err = errors.Join(err, a.printJSON(rep))
+		}
 	}
 	if err == nil && !rep.Passed {
 		err = &coded{exitIncomplete, fmt.Errorf("the drill did not pass: %s: %s", rep.Verdict, rep.Why)}

@@ -20,6 +20,7 @@ const (
 	replays    = 200
 	replayEach = 250
 	by         = practice.Authority
+	second     = practice.Second // gives the second of two orders
 )
 
 // duel is one run of one bout against a fresh kid.
@@ -31,7 +32,8 @@ type duel struct {
 
 	began time.Duration // CLOCK_MONOTONIC; when the run began
 	mu    sync.Mutex
-	story []Event // guarded by mu
+	story []Event           // guarded by mu
+	tags  map[string]string // guarded by mu; stop -> who placed its tag
 }
 
 // Event is one moment of a run. At counts from the command, and is negative before it.
@@ -65,7 +67,7 @@ func (d *duel) fight(ctx context.Context) (res Result, err error) {
 	hand := d.newHand(kid)
 	defer func() {
 		stop()
-		err = errors.Join(err, hand.undo(), d.remove(ctx, res.Stop))
+		err = errors.Join(err, hand.undo(), d.remove(ctx))
 		<-done
 	}()
 	o := d.newObserver(kid)
@@ -216,19 +218,20 @@ func (d *duel) ready(ctx, busy context.Context, o *observer, hand hand) (Activit
 	return a, fmt.Errorf("not seen before the order: %s", lack)
 }
 
-// remove destroys the kid and takes the drill's own tag off. The kid is gone for good, so nothing comes back.
-func (d *duel) remove(ctx context.Context, stop string) error {
+// remove destroys the kid and takes the drill's own tags off. The kid is gone for good, so nothing comes back.
+func (d *duel) remove(ctx context.Context) error {
 	// Also when the drill is called off: a kid with a hostile agent is not left behind.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 15*time.Second)
 	defer cancel()
 	if err := d.Box.Destroy(ctx, d.kid, "drill ended"); err != nil {
 		return fmt.Errorf("destroying kid %s: %w", d.kid, err)
 	}
-	if stop == "" {
-		return nil
-	}
-	if err := d.Box.Release(ctx, wire.ReleaseRequest{Stop: stop, By: by, Reason: "drill ended"}); err != nil {
-		return fmt.Errorf("releasing the tag of kid %s: %w", d.kid, err)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for stop, who := range d.tags {
+		if err := d.Box.Release(ctx, wire.ReleaseRequest{Stop: stop, By: who, Reason: "drill ended"}); err != nil {
+			return fmt.Errorf("releasing the tag of kid %s: %w", d.kid, err)
+		}
 	}
 	return nil
 }

@@ -47,7 +47,7 @@ func (d *duel) order(ctx context.Context) (*wire.StopReport, error) {
 // orderOnce gives one order; fn, if any, is called at each event.
 func (d *duel) orderOnce(ctx context.Context, who string, fn func(wire.StopEvent)) (*wire.StopReport, error) {
 	req := wire.StopRequest{Scope: wire.Scope{Kid: d.kid}, Layers: d.c.ordered, By: who, Reason: "drill: " + d.c.name}
-	return d.Box.Stop(ctx, req, func(ev wire.StopEvent) {
+	rep, err := d.Box.Stop(ctx, req, func(ev wire.StopEvent) {
 		if fn != nil {
 			fn(ev)
 		}
@@ -55,6 +55,24 @@ func (d *duel) orderOnce(ctx context.Context, who string, fn func(wire.StopEvent
 			d.note("killswitchd says: %s", eventText(ev))
 		}
 	})
+	if rep != nil {
+		d.tagged(rep, who)
+	}
+	return rep, err
+}
+
+// tagged remembers who placed which tag, for its release.
+func (d *duel) tagged(rep *wire.StopReport, who string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.tags == nil {
+		d.tags = map[string]string{}
+	}
+	if rep.Tag != nil { // of a stop that two people share, each has a tag
+		d.tags[rep.Tag.Stop] = rep.Tag.By
+		return
+	}
+	d.tags[rep.Stop] = who
 }
 
 func eventText(ev wire.StopEvent) string {
@@ -73,7 +91,7 @@ func eventText(ev wire.StopEvent) string {
 func (d *duel) orderTwice(ctx context.Context) (*wire.StopReport, error) {
 	reps, errs := make([]*wire.StopReport, 2), make([]error, 2)
 	var wg sync.WaitGroup
-	for i, who := range []string{by, by + "-2"} {
+	for i, who := range []string{by, second} {
 		wg.Go(func() { reps[i], errs[i] = d.orderOnce(ctx, who, nil) })
 	}
 	wg.Wait()

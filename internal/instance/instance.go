@@ -65,6 +65,10 @@ func (i Instance) Slot() int { return i.slot }
 func (i Instance) RunDir() string   { return filepath.Join(runRoot, i.name) }
 func (i Instance) StateDir() string { return filepath.Join(stateRoot, i.name) }
 
+// DrillDir holds what became of the drills of this machine, and the key that signs their reports. No instance can
+// have its name.
+func DrillDir() string { return filepath.Join(stateRoot, "drill-history") }
+
 // AuditDir holds one JSON-lines file a daemon.
 func (i Instance) AuditDir() string { return filepath.Join(i.StateDir(), "audit") }
 

@@ -46,6 +46,7 @@ func everyMetric(t *testing.T) map[string][]string {
 	NewCredd(r)
 	NewDNSFilter(r)
 	r.Killswitch()
+	r.Drills(nil)
 	descs := make(chan *prometheus.Desc)
 	go func() { r.reg.Describe(descs); close(descs) }()
 	out := map[string][]string{"up": {"job"}} // Prometheus' own
