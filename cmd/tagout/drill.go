@@ -20,7 +20,9 @@ import (
 
 // drillFlags are what `tagout drill` was asked for.
 type drillFlags struct {
-	bin, card, dir, key   string
+	bin, card, dir        string
+	key, passphraseFile   string
+	private               string // what key holds
 	techniques, knockouts []string
 	short, list           bool
 }
@@ -52,6 +54,7 @@ the drills of this machine. Nothing else is left.`,
 	cmd.Flags().BoolVar(&f.short, "short", false, "stop all layers together only, and knock nothing out unless named")
 	cmd.Flags().StringVar(&f.dir, "report", "", "write drill.json, drill.html and their signature to this directory")
 	cmd.Flags().StringVar(&f.key, "key", "", "sign the report with the key in this file, as made by `tagout key new` (default: the box's drill key)")
+	cmd.Flags().StringVar(&f.passphraseFile, "passphrase-file", "", "what decrypts the key")
 	cmd.Flags().StringVar(&cfg.By, "by", "", "who runs the drill, for the report (default: the user)")
 	cmd.Flags().IntVar(&cfg.Runs, "runs", 1, "how often each case is run")
 	cmd.Flags().IntVar(&cfg.Processes, "processes", 100, "how many hostile processes must run before the order, where that is the point")
@@ -87,7 +90,7 @@ func (a *app) drill(cmd *cobra.Command, f drillFlags, cfg drill.Config) error {
 		cfg.By = invoker()
 	}
 	if f.key != "" { // before the work, not after it
-		if _, _, err := drillKey(f.key, ""); err != nil {
+		if f.private, err = a.drillKey(f.key, f.passphraseFile); err != nil {
 			return err
 		}
 	}
@@ -159,7 +162,7 @@ func (a *app) runDrill(ctx context.Context, p practiceBox, f drillFlags, cfg dri
 	}
 	rep, err := drill.Run(ctx, cfg)
 	if rep != nil && ctx.Err() == nil { // one that was called off is none
-		err = errors.Join(err, a.keepDrill(rep, f.dir, f.key))
+		err = errors.Join(err, a.keepDrill(rep, f.dir, f.private))
 		if a.json {
 			err = errors.Join(err, a.printJSON(rep))
 		}

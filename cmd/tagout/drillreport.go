@@ -14,16 +14,24 @@ import (
 	"github.com/spf13/cobra"
 
 	"tagout/internal/authority"
+	"tagout/internal/authority/keyfile"
 	"tagout/internal/drill"
 	"tagout/internal/drillhistory"
 	"tagout/internal/instance"
 )
 
-// keepDrill writes the signed report, if one is wanted, and puts the drill into the machine's history.
-func (a *app) keepDrill(rep *drill.Report, dir, keyFile string) error {
+// keepDrill writes the report, if one is wanted, signed with private or else with the box's own key, and puts the
+// drill into the machine's history.
+func (a *app) keepDrill(rep *drill.Report, dir, private string) error {
 	entry := rep.Entry()
 	if dir != "" {
-		private, public, err := drillKey(keyFile, rep.Environment.Host)
+		var err error
+		if private == "" {
+			private, _, err = drill.BoxKey(instance.DrillDir(), rep.Environment.Host)
+		}
+		if err == nil {
+			entry.Key, err = authority.Public(private)
+		}
 		if err != nil {
 			return err
 		}
@@ -32,30 +40,22 @@ func (a *app) keepDrill(rep *drill.Report, dir, keyFile string) error {
 			return err
 		}
 		entry.Report, _ = filepath.Abs(dir) // fails only where there is no working directory
-		entry.SHA256, entry.Key = sum.SHA256, public
+		entry.SHA256 = sum.SHA256
 		if !a.json {
-			a.printf("report in %s, signed with %s\n", dir, public)
+			a.printf("report in %s, signed with %s\n", dir, entry.Key)
 		}
 	}
 	return drillhistory.Add(instance.DrillDir(), entry)
 }
 
-// drillKey returns the key in a file, or the box's own.
-func drillKey(file, host string) (private, public string, err error) {
-	if file == "" {
-		return drill.BoxKey(instance.DrillDir(), host)
-	}
-	raw, err := os.ReadFile(file)
+// drillKey reads the key that a report is to be signed with.
+func (a *app) drillKey(file, passphraseFile string) (private string, err error) {
+	passphrase, err := a.readPassphrase(passphraseFile)
 	if err != nil {
-		return "", "", usage(fmt.Errorf("reading the key: %w", err))
+		return "", err
 	}
-	for line := range strings.Lines(string(raw)) {
-		if private = strings.TrimSpace(line); strings.HasPrefix(private, "PRIVATE+KEY+") {
-			public, err = authority.Public(private)
-			return private, public, err
-		}
-	}
-	return "", "", usage(fmt.Errorf("%s holds no private key in clear, as `tagout key new` writes one", file))
+	defer clear(passphrase)
+	return keyfile.Private(file, passphrase)
 }
 
 // invoker is who runs the command, also behind sudo.

@@ -315,3 +315,31 @@ func TestAnIdleAgentProvesNothing(t *testing.T) {
 		t.Errorf("%+v, want VOID and what was missing", rep.Results[0])
 	}
 }
+
+// TestADrillThatCannotFailIsVoid: where a layer falls that nobody ordered, the observers prove nothing.
+func TestADrillThatCannotFailIsVoid(t *testing.T) {
+	b, cfg := newFake(t, "tdrctl")
+	cfg.Cases, cfg.Controls = []drill.Case{drill.Together()}, true
+	for _, all := range []bool{false, true} {
+		b.stop = obedient
+		if all {
+			b.stop = func(b *fakeBox, kid string, _ wire.Layer) {
+				for _, l := range wire.AllLayers() {
+					obedient(b, kid, l)
+				}
+			}
+		}
+		cfg.Prefix = fmt.Sprintf("ctl%t", all)
+		rep, err := drill.Run(t.Context(), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := drill.Pass
+		if all {
+			want = drill.Void
+		}
+		if len(rep.Results) != 4 || rep.Verdict != want {
+			t.Errorf("all layers fall together: %t: %s %s, want %s", all, rep.Verdict, rep.Why, want)
+		}
+	}
+}
