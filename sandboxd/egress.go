@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"tagout/internal/config"
 	"tagout/internal/wire"
@@ -20,15 +21,16 @@ func EgressFromCard(r wire.PolicyRequest) (kids.EgressChange, error) {
 	return kids.EgressChange{Card: c.Name, CardHash: c.Hash, CardText: r.Card, Egress: egress}, nil
 }
 
-// mayGrant returns the check of who may open something: a person whom the box's configuration gives the role.
+// mayGrant returns the check of who may open something: a person whom the box's configuration gives the role, and
+// whose time is not over.
 func mayGrant(people []config.Authority) func(name string) error {
-	var names []string
-	for _, p := range people {
-		if slices.Contains(p.Roles, config.RoleGrant) {
-			names = append(names, p.Name)
-		}
-	}
 	return func(name string) error {
+		var names []string
+		for _, p := range people {
+			if p.May(config.RoleGrant, time.Now()) {
+				names = append(names, p.Name)
+			}
+		}
 		switch {
 		case slices.Contains(names, name):
 			return nil

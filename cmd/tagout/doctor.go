@@ -11,6 +11,9 @@ func (a *app) doctorCommand() *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			r := diagnose(cmd.Context())
+			if c, ok := a.releasers(); ok {
+				r.Checks = append(r.Checks, c)
+			}
 			if a.json {
 				if err := a.printJSON(r); err != nil {
 					return err

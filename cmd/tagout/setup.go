@@ -37,6 +37,9 @@ what has drifted. deploy/box.example.yaml is a configuration to start from.`,
 				return a.printJSON(map[string]any{"instance": inst.Name(), "slot": inst.Slot(), "gateway": inst.Gateway(), "state": inst.StateDir(), "run": inst.RunDir()})
 			}
 			a.printf("instance %s is set up, gateway %s: start its daemons with `tagout up --instance %s`\n", inst.Name(), inst.Gateway(), inst.Name())
+			if c, ok := a.releasers(); ok && !c.OK {
+				a.printf("warning: %s; to get it: %s\n", c.Missing, c.Fix)
+			}
 			return nil
 		},
 	}

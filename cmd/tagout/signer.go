@@ -100,6 +100,8 @@ func (s *signer) fill(a *app, o *authority.Order, public string) error {
 func (a *app) giveSigned(cmd *cobra.Command, s *signer, o authority.Order) error {
 	order, err := s.sign(a, o)
 	switch {
+	case err != nil && o.Action == authority.ActionStop && !s.printOnly:
+		return notStopped(err)
 	case err != nil:
 		return err
 	case s.printOnly && a.json:
@@ -110,7 +112,12 @@ func (a *app) giveSigned(cmd *cobra.Command, s *signer, o authority.Order) error
 	}
 	err = a.give(cmd, "/v1/order", order)
 	if o.Action == authority.ActionStop && control.Status(err) == http.StatusForbidden {
-		return fmt.Errorf("NOTHING WAS STOPPED: %w; root on the box can stop without a key: leave --key away and give --by", err)
+		return notStopped(err)
 	}
 	return err
+}
+
+// notStopped says what a refused signature means, and what to do at once.
+func notStopped(err error) error {
+	return fmt.Errorf("NOTHING WAS STOPPED: %w; root on the box can stop without a key: leave --key away and give --by", err)
 }

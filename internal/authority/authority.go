@@ -7,7 +7,7 @@
 // once is Used's promise. What it does not promise: that whoever holds a key is its owner, and anything against a
 // root user who edits the list.
 //
-// It imports little, because killswitchd is built on it, and reads files only where it is told to.
+// Invariant 10 of docs/threat-model.md rests on it. It imports little, because killswitchd is built on it, and reads files only where it is told to.
 package authority
 
 import (

@@ -18,6 +18,13 @@ type Authority struct {
 	ValidUntil time.Time // wall clock, UTC, whole seconds; zero: no end
 }
 
+// May says whether the person holds the role at now, wall clock.
+func (a Authority) May(role string, now time.Time) bool { return a.person().May(role, now) }
+
+func (a Authority) person() authority.Person {
+	return authority.Person{Name: a.Name, Roles: a.Roles, Key: a.Key, ValidUntil: a.ValidUntil}
+}
+
 // May says whether the configuration names somebody with that role. A box without authorities gives no role
 // to anybody.
 func (b *Box) May(name, role string) bool {
@@ -30,7 +37,7 @@ func (b *Box) May(name, role string) bool {
 func (b *Box) People() []authority.Person {
 	var out []authority.Person
 	for _, a := range b.Authorities {
-		out = append(out, authority.Person{Name: a.Name, Roles: a.Roles, Key: a.Key, ValidUntil: a.ValidUntil})
+		out = append(out, a.person())
 	}
 	return out
 }

@@ -100,6 +100,9 @@ func (m *Manager) admitExec(ctx context.Context, name string, r wire.ExecRequest
 		return nil, notFound(name)
 	}
 	if view.State == wire.KidStopped || view.State == wire.KidRunning && m.isStopped(ctx, k) {
+		if err := m.clear(ctx, k); KindOf(err) == Tagged {
+			return nil, err // who stopped it, and why
+		}
 		return nil, refuse(Tagged, reason.Stopped, "kid %s was stopped: nothing runs in it any more; destroy it and spawn another", name)
 	}
 	if view.State != wire.KidRunning {

@@ -85,6 +85,9 @@ func (m *Manager) withRunning(ctx context.Context, name string, fn func(k *kid) 
 		return notFound(name)
 	}
 	if state != wire.KidRunning {
+		if err := m.clear(ctx, k); KindOf(err) == Tagged {
+			return err // who stopped it, and why
+		}
 		return refuse(Conflict, reason.OK, "kid %s is %s: only a running kid's policy can be changed", name, state)
 	}
 	if err := m.clear(ctx, k); err != nil {
