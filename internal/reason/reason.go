@@ -87,7 +87,7 @@ var table = map[Code]Info{
 	OK:              {"ok", "allowed", ""},
 	UnknownSession:  {"unknown-session", "no session is known for the sender", "spawn the kid again"},
 	Stopped:         {"stopped", "the session is stopped", "release the tag; a stopped kid is not restarted"},
-	LeaseExpired:    {"lease-expired", "the session's lease has run out", "check that every daemon is healthy"},
+	LeaseExpired:    {"lease-expired", "the session's lease has run out", "killswitchd does not renew it: see `tagout status` and its log"},
 	RawAddress:      {"raw-address", "the destination is an address that no allowed name stands for", "use a host name that the card allows"},
 	PortNotAllowed:  {"port-not-allowed", "no rule of the card allows this port", hintCard},
 	DNSBypass:       {"dns-bypass", "DNS to another resolver than the gateway", "use the resolver in /etc/resolv.conf"},
