@@ -166,7 +166,8 @@ func (e *egress) dns(ctx context.Context) ([]Metric, error) {
 		return nil, err
 	}
 	of := func(name string) float64 { return median(rs[name], loadResult.perSecond) }
-	const name, unit, limits = "DNS answers", "a second", "the kid's side: its programs, link and firewall see each datagram; the filter itself takes and gives many with one call"
+	const name, unit = "DNS answers", "a second"
+	limits := dnsLimits(rs)
 	return append([]Metric{
 		times(name, of(wayTagout), unit, peerDnsmasq, of(peerDnsmasq), 0.9, limits),
 		times(name, of(wayTagout), unit, peerCoredns, of(peerCoredns), 2.5, limits),

@@ -32,6 +32,7 @@ type loadResult struct {
 	Example string  `json:"example"`
 	P50     float64 `json:"p50_us"`
 	P99     float64 `json:"p99_us"`
+	CPU     float64 `json:"cpu_us"` // of the load command
 
 	cpu time.Duration // that the program under test used meanwhile
 }

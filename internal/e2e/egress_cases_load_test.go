@@ -9,7 +9,8 @@ import (
 )
 
 // E25. Without the caps every connection would be served: proxy's TestCapPerSession has one more than its limit
-// admits. How much slower the other kid gets is for make bench-egress; here it is served, over and over.
+// admits. How much slower the other kid gets is for make bench-egress (its part
+// neighbour); here it is served, over and over.
 func (c *cases) tenThousandConnections() {
 	const crowd = 10_000
 	other := c.box.Spawn(c.card(), nil)

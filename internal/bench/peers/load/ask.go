@@ -36,14 +36,14 @@ func get(o options) (Result, error) {
 	}
 	request := fmt.Appendf(nil, "GET %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: load\r\n\r\n", o.path, o.sni)
 	return together(o, func(until time.Time, note func(time.Duration, error)) {
-		if err := r.requests(cfg, request, until, note); err != nil {
+		if err := r.requests(cfg, request, o.pace, until, note); err != nil {
 			note(0, err)
 		}
 	}), nil
 }
 
 // requests sends one request after the other on one connection.
-func (r *road) requests(cfg *tls.Config, request []byte, until time.Time, note func(time.Duration, error)) error {
+func (r *road) requests(cfg *tls.Config, request []byte, pace time.Duration, until time.Time, note func(time.Duration, error)) error {
 	tcp, err := r.dial()
 	if err != nil {
 		return err
@@ -63,6 +63,7 @@ func (r *road) requests(cfg *tls.Config, request []byte, until time.Time, note f
 			return err
 		}
 		note(time.Since(start), nil)
+		time.Sleep(pace)
 	}
 	return nil
 }

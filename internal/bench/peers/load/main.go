@@ -19,6 +19,8 @@ import (
 	"os"
 	"slices"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Result is what a run printed. Latencies are in microseconds, 0 where none were taken.
@@ -30,6 +32,7 @@ type Result struct {
 	Example string  `json:"example,omitempty"` // the first error
 	P50     float64 `json:"p50_us"`
 	P99     float64 `json:"p99_us"`
+	CPU     float64 `json:"cpu_us"` // processor time of this process, the kernel's on its behalf included
 }
 
 type options struct {
@@ -43,6 +46,7 @@ type options struct {
 	count   int           // tunnels to hold
 	piece   int64         // bytes between two acknowledgements
 	during  time.Duration // how long to go on
+	pace    time.Duration // between two tunnels or requests of a worker
 }
 
 var works = map[string]func(options) (Result, error){
@@ -62,6 +66,7 @@ func main() {
 	flags.IntVar(&o.count, "count", 1, "")
 	flags.Int64Var(&o.piece, "piece", 64<<20, "")
 	flags.DurationVar(&o.during, "for", time.Second, "")
+	flags.DurationVar(&o.pace, "pace", 0, "")
 	if len(os.Args) < 2 || works[os.Args[1]] == nil {
 		fmt.Fprintln(os.Stderr, "usage: load pour|ping|open|hold|get|dns [flags]")
 		os.Exit(2)
@@ -75,7 +80,13 @@ func main() {
 	report(r)
 }
 
-func report(r Result) { json.NewEncoder(os.Stdout).Encode(r) }
+func report(r Result) {
+	var u unix.Rusage
+	if unix.Getrusage(unix.RUSAGE_SELF, &u) == nil {
+		r.CPU = float64(u.Utime.Nano()+u.Stime.Nano()) / 1e3
+	}
+	json.NewEncoder(os.Stdout).Encode(r)
+}
 
 // percentiles fills in the latencies.
 func (r *Result) percentiles(took []time.Duration) {

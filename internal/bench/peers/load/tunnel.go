@@ -199,6 +199,7 @@ func open(o options) (Result, error) {
 	return together(o, func(until time.Time, note func(time.Duration, error)) {
 		for time.Now().Before(until) {
 			note(r.once())
+			time.Sleep(o.pace)
 		}
 	}), nil
 }
