@@ -109,7 +109,7 @@ var owned = map[string][]string{
 	"github.com/containerd/go-runc":       {"tagout/sandboxd"},
 	"github.com/goccy/go-yaml":            {"tagout/internal/card", "tagout/internal/config", "tagout/internal/yamlx"},
 	"github.com/spf13/cobra":              {"tagout/cmd/tagout"},
-	"filippo.io/age":                      {"tagout/internal/credential", "tagout/internal/inspectca"},
+	"filippo.io/age":                      {"tagout/internal/authority/keyfile", "tagout/internal/credential", "tagout/internal/inspectca"},
 }
 
 func TestArrowsGoDown(t *testing.T) {
