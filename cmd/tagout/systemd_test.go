@@ -22,7 +22,7 @@ func readUnit(t *testing.T) map[string][]string {
 		t.Fatal(err)
 	}
 	defer f.Close() // only read
-	options, err := unit.Deserialize(f)
+	options, err := unit.DeserializeOptions(f)
 	if err != nil {
 		t.Fatal(err)
 	}

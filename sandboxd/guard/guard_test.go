@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -15,7 +14,6 @@ import (
 
 // rig is everything around a guard, on a clock that the test moves.
 type rig struct {
-	mu     sync.Mutex
 	now    time.Duration
 	sick   map[string]error // check -> what it answers
 	away   error            // what killswitchd's client says
