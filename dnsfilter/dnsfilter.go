@@ -141,6 +141,9 @@ func (f *Filter) record(q *query, a *answer) {
 	if q.kid != nil {
 		group = q.kid.group(outcome)
 	}
+	if a.code == reason.Canary { // whatever else is refused at the same time: killswitchd waits for it
+		group, key = group+" canary", a.name
+	}
 	f.tally.Add(group, key, func() audit.Record {
 		r := audit.Record{Event: audit.EventLookup, Outcome: outcome, Reason: a.code, Rule: a.rule, Detail: a.detail, Actor: "kid",
 			Dst: &audit.Dst{Name: a.name, Addr: a.addr, Proto: proto}}

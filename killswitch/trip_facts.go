@@ -141,7 +141,7 @@ func (b *factBook) line(line []byte, log string, _ int64) {
 		b.watched(line)
 	case bytes.Contains(line, lineCanary):
 		b.event(trip.Canary, line)
-	case bytes.Contains(line, lineMisuse) && daemon == "credd":
+	case bytes.Contains(line, lineMisuse):
 		b.event(trip.TokenMisuse, line)
 	}
 	if counts(daemon, line) {

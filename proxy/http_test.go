@@ -325,6 +325,33 @@ func TestSecretsDoNotComeBack(t *testing.T) {
 	}
 }
 
+// canary is a credd whose tokens are all canaries'.
+func canary(context.Context, wire.ResolveRequest) (wire.ResolveReply, error) {
+	return wire.ResolveReply{}, &control.Error{Problem: wire.Problem{Status: http.StatusForbidden, Reason: reason.Canary}}
+}
+
+// TestACanaryInTheTarget: a canary's token is noticed in a path or query, where any other token is only text.
+func TestACanaryInTheTarget(t *testing.T) {
+	for _, target := range []string{"/" + token, "/?key=" + token} {
+		w := newWorld(t)
+		c, _ := w.judged(false, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), func(r *policy.Rule) { r.Credential = "api" })
+		for _, tc := range []struct {
+			resolve func(context.Context, wire.ResolveRequest) (wire.ResolveReply, error)
+			status  int
+		}{{credd, 200}, {canary, 403}} {
+			w.tokens.resolve = func(ctx context.Context, req wire.ResolveRequest) (wire.ResolveReply, error) {
+				if !req.None {
+					t.Error("credd was asked for the value of a token that is not to be swapped")
+				}
+				return tc.resolve(ctx, req)
+			}
+			if resp := ask(t, c, "GET "+target+" HTTP/1.1\r\nHost: "+apiHost+"\r\n\r\n", 1)[0]; resp.StatusCode != tc.status {
+				t.Errorf("%s: %d, want %d", target, resp.StatusCode, tc.status)
+			}
+		}
+	}
+}
+
 func TestTokenRefusals(t *testing.T) {
 	for _, tc := range []struct {
 		name, token, credential string
@@ -333,7 +360,9 @@ func TestTokenRefusals(t *testing.T) {
 	}{
 		{"unknown", otherToken, "api", credd, reason.TokenUnknown},
 		{"the rule names another secret", token, "billing", credd, reason.TokenScope},
-		{"the rule names no secret", token, "", nil, reason.TokenScope},
+		{"the rule names no secret", token, "", credd, reason.TokenScope},
+		{"a canary", token, "api", canary, reason.Canary},
+		{"a canary where no secret belongs", token, "", canary, reason.Canary},
 		{"credd is dead", token, "api", func(context.Context, wire.ResolveRequest) (wire.ResolveReply, error) {
 			return wire.ResolveReply{}, errors.New("connection refused")
 		}, reason.CreddDown},

@@ -20,6 +20,7 @@ import (
 	"tagout/internal/instance"
 	"tagout/internal/lease"
 	"tagout/internal/reason"
+	"tagout/internal/trip"
 	"tagout/sandboxd/api"
 	"tagout/sandboxd/events"
 	"tagout/sandboxd/guard"
@@ -49,13 +50,14 @@ type Metrics interface {
 	alert.Metrics
 }
 
-// Config is the daemon's configuration. Every field but AlertWebhook and Authorities is needed.
+// Config is the daemon's configuration. Every field but Alerts, Authorities and Trip is needed.
 type Config struct {
 	Inst        instance.Instance
 	Init        string       // path of kid-init
 	Alerts      []alert.Sink // none: denied attempts are only logged
 	Authorities []config.Authority
 	Leases      lease.Terms
+	Trip        []trip.Rule // the box's
 	Kernel      Kernel
 	Denials     events.Source
 	Audit       Recorder
@@ -152,7 +154,7 @@ func newManager(cfg Config) (*kids.Manager, error) {
 	return kids.New(kids.Config{
 		Inst: cfg.Inst, Init: cfg.Init, Runtime: runc, Images: map[string]kids.Image{image.HostName: host},
 		SocketWatch: socketWatchPath(cfg.Inst), Cgroups: layout, Kernel: cfg.Kernel, Stopper: stopper, Points: points, Credentials: credentials,
-		Audit: cfg.Audit, Metrics: cfg.Metrics, Log: cfg.Log,
+		Trip: cfg.Trip, Audit: cfg.Audit, Metrics: cfg.Metrics, Log: cfg.Log,
 	})
 }
 

@@ -42,6 +42,7 @@ func (a *app) vaultCommand() *cobra.Command {
 
 func (a *app) vaultSetCommand() *cobra.Command {
 	var hosts []string
+	var canary bool
 	cmd := &cobra.Command{
 		Use:     "set NAME --host HOST:PORT",
 		Aliases: []string{"put"},
@@ -51,24 +52,29 @@ command line, where every user of the machine could see it; one line end at its 
 is left off.`,
 		Args: wants("NAME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(hosts) == 0 {
+			if len(hosts) == 0 && !canary {
 				return usage(errors.New("--host is needed: a secret is bound to the hosts that it is for, as name:port"))
 			}
 			value, err := a.readSecret()
 			if err != nil {
 				return usage(err)
 			}
-			if err := a.call(cmd, instance.Credd, http.MethodPut, "/v1/vault/"+url.PathEscape(args[0]), wire.VaultEntry{Value: value, Hosts: hosts}, nil); err != nil {
+			if err := a.call(cmd, instance.Credd, http.MethodPut, "/v1/vault/"+url.PathEscape(args[0]), wire.VaultEntry{Value: value, Hosts: hosts, Canary: canary}, nil); err != nil {
 				return err
 			}
 			if a.json {
-				return a.printJSON(map[string]any{"name": args[0], "hosts": hosts, "stored": true})
+				return a.printJSON(map[string]any{"name": args[0], "hosts": hosts, "canary": canary, "stored": true})
+			}
+			if canary {
+				a.printf("secret %s is in the vault as a canary: every use is refused, and trips the rules on it\n", args[0])
+				return nil
 			}
 			a.printf("secret %s is in the vault, for %s\n", args[0], strings.Join(hosts, ", "))
 			return nil
 		},
 	}
 	cmd.Flags().StringSliceVar(&hosts, "host", nil, "host:port that the secret is for; may be given again")
+	cmd.Flags().BoolVar(&canary, "canary", false, "a honeytoken: nobody has a reason to use it, so a trip rule on canaries stops whoever does")
 	return cmd
 }
 
@@ -107,7 +113,11 @@ func (a *app) vaultListCommand() *cobra.Command {
 			w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
 			fmt.Fprintln(w, "NAME\tHOSTS\tUPDATED")
 			for _, i := range infos {
-				fmt.Fprintf(w, "%s\t%s\t%s\n", i.Name, strings.Join(i.Hosts, ","), i.Updated.Format(time.RFC3339))
+				hosts := strings.Join(i.Hosts, ",")
+				if i.Canary {
+					hosts = "(canary)"
+				}
+				fmt.Fprintf(w, "%s\t%s\t%s\n", i.Name, hosts, i.Updated.Format(time.RFC3339))
 			}
 			return w.Flush()
 		},

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"tagout/internal/policy"
+	"tagout/internal/session"
 	"tagout/internal/yamlx"
 )
 
@@ -33,7 +34,7 @@ const unconverted = 1
 // that are canaries are among its deny rules. It is
 // the one place where wall time becomes boot time: setting the wall clock later moves no deadline.
 func (c *Card) EgressAt(wall time.Time, boot time.Duration) policy.Spec {
-	spec := policy.Spec{Deny: append(slices.Clip(c.Egress.Deny), Canaries(c.Stop.Trip)...)}
+	spec := policy.Spec{Deny: append(slices.Clip(c.Egress.Deny), session.Canaries(c.Stop.Trip)...)}
 	for i, r := range c.Egress.Allow {
 		switch e := c.Expiries[i]; {
 		case !e.At.IsZero():

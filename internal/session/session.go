@@ -88,3 +88,14 @@ func (s *Session) AddNames(hosts []string) {
 		}
 	}
 }
+
+// Canaries returns the deny rules that follow from trip rules.
+func Canaries(rules []trip.Rule) []policy.DenyRule {
+	var out []policy.DenyRule
+	for _, r := range rules {
+		for _, name := range r.Names {
+			out = append(out, policy.DenyRule{Host: name, Canary: true})
+		}
+	}
+	return out
+}

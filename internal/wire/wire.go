@@ -340,6 +340,7 @@ type ResolveRequest struct {
 	Token string `json:"token"`
 	Host  string `json:"host"`
 	Port  uint16 `json:"port"`
+	None  bool   `json:"none,omitempty"` // no credential belongs here: say what the token is, and refuse it
 }
 
 // ResolveReply carries the value; the proxy uses it for one request and forgets it. Refusals are Problems
@@ -370,15 +371,18 @@ type Introspection struct {
 	Scope   string `json:"scope,omitempty"`
 }
 
-// VaultEntry sets a secret. Hosts are "name:port"; the secret is swapped in towards those only.
+// VaultEntry sets a secret. Hosts are "name:port"; the secret is swapped in towards those only. Nobody has a reason to
+// use a canary: every use is refused, and trips the rules on it. It may do without hosts.
 type VaultEntry struct {
-	Value string   `json:"value"`
-	Hosts []string `json:"hosts"`
+	Value  string   `json:"value"`
+	Hosts  []string `json:"hosts"`
+	Canary bool     `json:"canary,omitempty"`
 }
 
 // VaultInfo describes a secret without its value.
 type VaultInfo struct {
 	Name    string    `json:"name"`
 	Hosts   []string  `json:"hosts"`
+	Canary  bool      `json:"canary,omitempty"`
 	Updated time.Time `json:"updated"`
 }

@@ -41,7 +41,7 @@ func (m *Manager) Grant(ctx context.Context, name, actor string, r wire.GrantReq
 		return wire.Grant{}, err
 	}
 	err = m.withRunning(ctx, name, func(k *kid) error {
-		if err := grantable(k.egress(), g); err != nil {
+		if err := grantable(m.egress(k), g); err != nil {
 			return err
 		}
 		m.mu.Lock()

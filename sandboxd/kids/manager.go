@@ -15,10 +15,11 @@ import (
 	"tagout/internal/instance"
 	"tagout/internal/reason"
 	"tagout/internal/session"
+	"tagout/internal/trip"
 	"tagout/internal/wire"
 )
 
-// Config is a manager's configuration. Every field but SocketWatch is needed.
+// Config is a manager's configuration. Every field but SocketWatch and Trip is needed.
 type Config struct {
 	Inst        instance.Instance
 	Init        string // path of kid-init
@@ -30,6 +31,7 @@ type Config struct {
 	Stopper     Stopper
 	Points      []PolicyPoint
 	Credentials Credentials
+	Trip        []trip.Rule // the box's, for every kid; may be empty
 	Audit       Recorder
 	Metrics     Metrics
 	Log         *slog.Logger

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"tagout/internal/audit"
 	"tagout/internal/policy"
 	"tagout/internal/reason"
+	"tagout/internal/session"
 	"tagout/internal/wire"
 )
 
@@ -97,19 +99,27 @@ func (m *Manager) withRunning(ctx context.Context, name string, fn func(k *kid) 
 }
 
 // egress is the policy that is in force: the card's rules and those of the grants. Call it with life held.
-func (k *kid) egress() policy.Spec {
+func (m *Manager) egress(k *kid) policy.Spec {
 	spec := k.rec.Plan.Egress
 	spec.Allow = append([]policy.Rule(nil), spec.Allow...)
 	for _, g := range k.rec.Grants {
 		spec.Allow = append(spec.Allow, g.rule())
 	}
+	return m.withCanaries(spec, k.rec.Session.Stop)
+}
+
+// withCanaries adds the names that nobody has a reason to ask for: the box's, and those of the trip rules that the
+// kid was born with, which no other card takes away.
+func (m *Manager) withCanaries(spec policy.Spec, born session.Stop) policy.Spec {
+	spec.Deny = append(slices.Clip(spec.Deny), session.Canaries(born.Trip)...)
+	spec.Deny = append(spec.Deny, session.Canaries(m.cfg.Trip)...)
 	return spec
 }
 
 // applyEgress makes what egress returns the kid's next generation and pushes it everywhere. An error of kind
 // Invalid means that it cannot be enforced and that nothing was changed. Call it with life held.
 func (m *Manager) applyEgress(ctx context.Context, k *kid) (cut int, err error) {
-	spec := k.egress()
+	spec := m.egress(k)
 	compiled, err := policy.Compile(spec)
 	if err != nil {
 		return 0, refuse(Invalid, reason.Malformed, "the new policy of kid %s cannot be enforced, the old one stays: %w", k.name, err)
