@@ -14,7 +14,7 @@ RACEPKGS := ./proxy ./dnsfilter ./killswitch ./sandboxd/events ./sandboxd/sockwa
 FUZZTIME ?= 10m
 export CGO_ENABLED ?= 0
 
-.PHONY: build setup demo test test-race bench bench-egress lint generate check-generated fuzz clean
+.PHONY: build setup demo test test-race bench bench-egress bench-stop lint generate check-generated fuzz clean
 
 build: ## Build every binary, static, into build/bin
 	@mkdir -p $(BIN)
@@ -37,6 +37,10 @@ bench-egress: setup build ## Measure the road out beside squid, smokescreen, dns
 	@deploy/setup.sh bench
 	go build -trimpath -o build/peers/ ./internal/bench/peers/...
 	$(BIN)/tagout bench egress --bin-dir $(BIN) --peers build/peers --out build/bench
+
+bench-stop: setup build ## Measure stops beside cgroup.kill, docker kill and podman kill (build/bench/stop.json)
+	@deploy/setup.sh bench-stop
+	$(BIN)/tagout bench stop --bin-dir $(BIN) --out build/bench
 
 bench: setup build ## Measure what is promised; prints a table and writes build/bench/*.json
 	$(BIN)/tagout bench --bin-dir $(BIN) --out build/bench

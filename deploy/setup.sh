@@ -1,6 +1,7 @@
 #!/bin/bash
 # Installs what Tagout needs on a Debian machine, and nothing that is there already.
-# usage: setup.sh [test|generate|bench]
+# usage: setup.sh [test|generate|bench|bench-stop]
+#   bench-stop adds docker.io and podman, whose `kill` `make bench-stop` measures beside Tagout's stop.
 #   bench also puts the peers that `make bench-egress` measures beside Tagout into build/peers.
 set -euo pipefail
 
@@ -29,8 +30,13 @@ bench)
 	want tinyproxy tinyproxy-bin
 	want dnsmasq dnsmasq-base
 	;;
+bench-stop)
+	[ -x /usr/bin/docker ] && [ -x /usr/sbin/dockerd ] || need+=(docker.io)
+	[ -x /usr/bin/podman ] || need+=(podman)
+	want unshare util-linux
+	;;
 *)
-	echo "usage: setup.sh [test|generate|bench]" >&2
+	echo "usage: setup.sh [test|generate|bench|bench-stop]" >&2
 	exit 2
 	;;
 esac

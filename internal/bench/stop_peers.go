@@ -1,0 +1,213 @@
+package bench
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tagout/internal/cgroup"
+)
+
+// image is the name of the agent's image in both engines.
+const image = "localhost/tagout-bench:latest"
+
+// engine is docker or podman: a command with its options, a root process whose namespaces hold all mounts that come
+// and go, directories and a cgroup. All of it lies within the instance, so that a cleanup finds it.
+//
+// It runs the hostile agent in a container with the kid's limit of processes, in the network namespace of the
+// practice internet: no link, no filter and no proxy lie between it and the sink, so that its last byte comes as
+// early as it can.
+type engine struct {
+	s       *stops
+	command []string // and its options
+	run     []string // options of run
+	root    *exec.Cmd
+	dir     string // files that last, in the instance's state directory
+	tmp     string // sockets and the like, in its run directory
+	rel     string // cgroup
+	covered string // a directory of the host that the engine sees an empty one of
+	made    bool   // covered was made for it
+}
+
+func (s *stops) newEngine(name, covered string) (*engine, error) {
+	e := &engine{s: s, rel: s.Inst.CgroupRel() + "/bench-" + name, covered: covered}
+	var err error
+	if e.tmp, err = os.MkdirTemp(s.Inst.RunDir(), name+"-"); err != nil {
+		return nil, err
+	}
+	if e.dir, err = os.MkdirTemp(s.Inst.StateDir(), name+"-"); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(e.tmp))
+	}
+	if err := os.Mkdir(covered, 0o711); err == nil {
+		e.made = true
+	} else if !errors.Is(err, os.ErrExist) {
+		return nil, errors.Join(err, os.RemoveAll(e.tmp), os.RemoveAll(e.dir))
+	}
+	return e, nil
+}
+
+// begin starts a shell line as the engine's root process: in the practice internet's network namespace, with mounts
+// of its own, and in the engine's cgroup.
+func (e *engine) begin(line string, unshare ...string) error {
+	if err := e.s.layout.Create(e.rel); err != nil {
+		return err
+	}
+	dir, err := os.Open(e.s.layout.V2(e.rel))
+	if err != nil {
+		return err
+	}
+	defer dir.Close() // only a handle
+	args := append([]string{"--mount", "--propagation", "private"}, unshare...)
+	e.root = exec.Command("/usr/bin/unshare", append(args, "/bin/sh", "-c", "mount -t tmpfs none \"$0\" && exec "+line, e.covered)...)
+	e.root.SysProcAttr = &unix.SysProcAttr{UseCgroupFD: true, CgroupFD: int(dir.Fd())}
+	log, err := os.Create(filepath.Join(e.tmp, "log"))
+	if err != nil {
+		return err
+	}
+	defer log.Close() // the child has its own
+	e.root.Stdout, e.root.Stderr = log, log
+	return e.s.Internet.Do(e.root.Start) // a child is born into the namespace of the thread that forks
+}
+
+// call runs the engine's command.
+func (e *engine) call(ctx context.Context, args ...string) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	argv := append(append([]string{}, e.command...), args...)
+	if out, err := exec.CommandContext(ctx, argv[0], argv[1:]...).CombinedOutput(); err != nil {
+		log, _ := os.ReadFile(filepath.Join(e.tmp, "log")) // may be empty
+		return fmt.Errorf("%v: %w: %s %s", argv, err, out, log)
+	}
+	return nil
+}
+
+// load makes an image that holds the agent and nothing else.
+func (e *engine) load(ctx context.Context) error {
+	file := filepath.Join(e.tmp, "image.tar")
+	agent, err := os.ReadFile(filepath.Join(e.s.InputDir, "hostile"))
+	if err != nil {
+		return err
+	}
+	f, err := os.Create(file)
+	if err != nil {
+		return err
+	}
+	w := tar.NewWriter(f)
+	err = w.WriteHeader(&tar.Header{Name: "hostile", Mode: 0o755, Size: int64(len(agent))})
+	if err == nil {
+		_, err = w.Write(agent)
+	}
+	if err = errors.Join(err, w.Close(), f.Close()); err != nil {
+		return err
+	}
+	return e.call(ctx, "import", file, image)
+}
+
+func (e *engine) start(ctx context.Context, name string) error {
+	args := append([]string{"run", "-d", "--name", name, "--cgroup-parent", e.rel}, containerLimits()...)
+	args = append(append(args, e.run...), image)
+	return e.call(ctx, append(args, e.s.agentArgs(name)...)...)
+}
+
+func (e *engine) kill(ctx context.Context, name string) error { return e.call(ctx, "kill", name) }
+
+func (e *engine) remove(ctx context.Context, name string) error {
+	return e.call(ctx, "rm", "-f", name)
+}
+
+// close ends all that is left of the engine and removes it.
+func (e *engine) close(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	if e.root != nil && e.root.Process != nil {
+		e.root.Process.Kill()                       // and with it everything in its namespaces
+		cgroup.Kill(e.s.layout.V2(e.rel))           // what has none: conmon. Remove says what is wrong
+		cgroup.WaitEmpty(ctx, e.s.layout.V2(e.rel)) // as above
+		e.root.Wait()                               // killed on purpose
+	}
+	err := errors.Join(e.s.layout.Remove(ctx, e.rel), os.RemoveAll(e.tmp), os.RemoveAll(e.dir))
+	if e.made {
+		err = errors.Join(err, os.Remove(e.covered))
+	}
+	return err
+}
+
+// openDocker starts Debian's dockerd by hand: no bridge, no firewall rules, everything of it in a pid namespace
+// that dies with it.
+func (s *stops) openDocker(ctx context.Context) (*engine, error) {
+	if !installed("/usr/sbin/dockerd", "/usr/bin/docker", "/usr/bin/unshare") {
+		return nil, errNoPeer
+	}
+	e, err := s.newEngine("docker", "/etc/docker") // dockerd puts a key there
+	if err != nil {
+		return nil, err
+	}
+	socket := "unix://" + filepath.Join(e.tmp, "sock")
+	e.command = []string{"/usr/bin/docker", "--host", socket}
+	line := fmt.Sprintf("/usr/sbin/dockerd --data-root %s --exec-root %s/exec --pidfile %s/pid --host %s --bridge=none --iptables=false --ip6tables=false "+
+		"--ip-forward=false --ip-masq=false --userland-proxy=false --storage-driver vfs --log-level warn", e.dir, e.tmp, e.tmp, socket)
+	err = e.begin(line, "--pid", "--fork", "--kill-child", "--mount-proc")
+	if err == nil {
+		err = s.until(ctx, "dockerd serves", func() bool { return e.call(ctx, "version") == nil })
+	}
+	if err == nil {
+		err = e.load(ctx)
+	}
+	if err != nil {
+		return nil, errors.Join(err, e.close(context.WithoutCancel(ctx)))
+	}
+	return e, nil
+}
+
+// openPodman has no daemon: its root process only holds the namespaces, which each command enters (some 2 ms).
+func (s *stops) openPodman(ctx context.Context) (*engine, error) {
+	if !installed("/usr/bin/podman", "/usr/bin/unshare", "/usr/bin/nsenter") {
+		return nil, errNoPeer
+	}
+	e, err := s.newEngine("podman", "/var/lib/containers") // a cache, whatever --root says
+	if err != nil {
+		return nil, err
+	}
+	if err := e.begin("sleep infinity"); err != nil {
+		return nil, errors.Join(err, e.close(context.WithoutCancel(ctx)))
+	}
+	runc, err := exec.LookPath("runc") // crun does not run on hybrid cgroups
+	if err != nil {
+		return nil, errors.Join(err, e.close(context.WithoutCancel(ctx)))
+	}
+	e.command = []string{"/usr/bin/nsenter", "--target", fmt.Sprint(e.root.Process.Pid), "--mount", "--net",
+		"/usr/bin/podman", "--root", e.dir, "--runroot", e.tmp + "/run", "--tmpdir", e.tmp + "/tmp", "--storage-driver", "vfs",
+		"--cgroup-manager", "cgroupfs", "--runtime", runc, "--events-backend", "none"}
+	// Its defaults are above this process's own limits.
+	e.run = []string{"--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096", "--log-driver", "none"}
+	err = s.until(ctx, "podman's mounts", func() bool { return mounted(e.root.Process.Pid, e.covered) })
+	if err == nil {
+		err = e.load(ctx)
+	}
+	if err != nil {
+		return nil, errors.Join(err, e.close(context.WithoutCancel(ctx)))
+	}
+	return e, nil
+}
+
+func installed(files ...string) bool {
+	for _, f := range files {
+		if _, err := os.Stat(f); err != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// mounted says whether a process sees a mount at dir that this one does not.
+func mounted(pid int, dir string) bool {
+	var here, there unix.Stat_t
+	return unix.Stat(dir, &here) == nil && unix.Stat(fmt.Sprintf("/proc/%d/root%s", pid, dir), &there) == nil && here.Dev != there.Dev
+}
