@@ -105,7 +105,11 @@ func (l List) Verify(raw []byte, now time.Time) (Signed, error) {
 	}
 	n, err := note.Open(raw, known)
 	if err != nil {
-		return Signed{}, explain(err)
+		no := explain(err)
+		if no.Code == reason.OrderKey { // what the order asks for cannot be believed, so all who could give one are named
+			no.Text += fmt.Sprintf("; stop: %s; release: %s", l.whoMay(RoleStop, now), l.whoMay(RoleRelease, now))
+		}
+		return Signed{}, no
 	}
 	if len(n.Sigs) != 1 || len(n.UnverifiedSigs) != 0 {
 		return Signed{}, refuse(reason.OrderInvalid, "an order carries one signature: %d were found", len(n.Sigs)+len(n.UnverifiedSigs))
