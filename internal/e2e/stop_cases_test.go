@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"tagout/internal/audit"
 	"tagout/internal/cgroup"
@@ -18,8 +19,12 @@ import (
 	"tagout/internal/wire"
 )
 
-// heavy runs S07 with 10,000 sleepers, 12 GiB and a fork bomb at 6,000 processes.
-var heavy = flag.Bool("stop.heavy", false, "run the stop cases at full size (needs 16 GiB)")
+var (
+	// heavy runs S07 with 10,000 sleepers, 12 GiB and a fork bomb at 6,000 processes.
+	heavy = flag.Bool("stop.heavy", false, "run the stop cases at full size (needs 16 GiB)")
+	// wallClock runs S14, which sets the clock of the whole machine.
+	wallClock = flag.Bool("stop.wallclock", false, "step this machine's clock by an hour and back in the stop cases")
+)
 
 // TestMain lets the test binary be what runs inside a kid.
 func TestMain(m *testing.M) {
@@ -60,28 +65,42 @@ stop: {authority: "Ada Operator", maxTime: 60s}
 // stopCases is what the stop cases share: the box of the egress cases, with its servers.
 type stopCases struct {
 	*cases
-	id string
+	id      string
+	stepped time.Duration // the wall clock is ahead of the truth
 }
 
-// TestStopCases walks the field cases S01 to S17 with real daemons and kids. Where a case is tested as a whole
-// elsewhere too, the comment on its test says where.
+// TestStopCases walks the field cases S01 to S16 with real daemons and kids. Where a part of a case is tested
+// elsewhere, the comment on its test says where. S13's killswitchd that is dead at rest: TestAKillswitchdThatStaysAway,
+// TestAFrozenKillswitchdClosesTheNetwork. S14 without setting anybody's clock: TestASleepStopsNobody here,
+// TestWallClockDoesNotMatter and TestASuspendedMachine in killswitch. S17 is about the audit log, which does not
+// prove its wholeness yet.
 func TestStopCases(t *testing.T) {
 	t.Parallel()
 	c := startCases(t)
 	c.box.SetSecret(secret, c.box.Net.Secret(), "api.vendor.test:443")
 	c.box.Net.DNS.SetHost("cut.vendor.test", c.box.Net.FilesAddr())
-	for _, tc := range []struct {
-		id  string
-		run func(*stopCases)
-	}{
+	list := []stopCase{
 		{"S01", (*stopCases).successThatIsNone}, {"S02", (*stopCases).everyDescendant}, {"S03", (*stopCases).theCallerIsTold},
 		{"S04", (*stopCases).whateverStateTheKidIsIn}, {"S05", (*stopCases).initIsDead}, {"S06", (*stopCases).heldByTheKernel},
 		{"S07", (*stopCases).many}, {"S08", (*stopCases).queuedToASlowReader}, {"S09", (*stopCases).everyRoad},
 		{"S10", (*stopCases).policyTightened}, {"S11", (*stopCases).aThousandUses}, {"S12", (*stopCases).everythingElseBroken},
-		{"S13", (*stopCases).killedInItsMiddle}, {"S15", (*stopCases).aDenialHitsOneConnection},
-	} {
-		t.Run(tc.id, func(t *testing.T) { tc.run(&stopCases{c.on(t), strings.ToLower(tc.id)}) })
+		{"S13", (*stopCases).killedInItsMiddle}, {"S15", (*stopCases).aDenialHitsOneConnection}, {"S16", (*stopCases).whoMayRelease},
 	}
+	if *wallClock {
+		list = append(list, stopCase{"S14", (*stopCases).theClockJumps})
+	}
+	for _, tc := range list {
+		t.Run(tc.id, func(t *testing.T) {
+			s := &stopCases{cases: c.on(t), id: strings.ToLower(tc.id)}
+			defer s.setClockRight()
+			tc.run(s)
+		})
+	}
+}
+
+type stopCase struct {
+	id  string
+	run func(*stopCases)
 }
 
 // spawn makes a kid with a name of its own under a card of its own, so that no tag of another case covers it.
