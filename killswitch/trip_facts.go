@@ -44,6 +44,9 @@ type facts struct {
 	Last   time.Duration     `json:"last"`             // CLOCK_BOOTTIME of what was read last
 }
 
+// eventBlind is the key of the event that a kid's programs and files could not all be watched.
+const eventBlind = "blind"
+
 // maxWrote bounds how many files are remembered; with one more, every file counts as written outside.
 const maxWrote = 32
 
@@ -192,7 +195,18 @@ func (b *factBook) gapLine(line []byte) {
 		return
 	}
 	var r audit.Record
-	if json.Unmarshal(line, &r) == nil && r.Boot > b.gap.At {
+	if json.Unmarshal(line, &r) != nil {
+		return
+	}
+	if r.Mark != 0 { // it concerns one kid: others have lost nothing
+		f := b.session(r.Mark)
+		b.first(f, trip.AuditGap, r.Detail)
+		if r.Fields[audit.FieldBlind] != "" {
+			b.first(f, eventBlind, r.Detail)
+		}
+		return
+	}
+	if r.Boot > b.gap.At {
 		b.gap = gapSeen{At: r.Boot, Detail: fmt.Sprintf("%d records of %s are missing: %s", max(r.Count, 1), r.Daemon, r.Detail)}
 		b.news = true
 	}
@@ -281,15 +295,15 @@ func (b *factBook) seen(now time.Duration, d *session.Session, r trip.Rule) trip
 
 // happened returns the first event that the rule is about, "" where there was none. b.mu is held.
 func (b *factBook) happened(d *session.Session, r trip.Rule) string {
-	if r.On == trip.AuditGap {
-		if b.gap.At > 0 && b.gap.At >= d.Boot {
-			return b.gap.Detail
-		}
-		return ""
+	if r.On == trip.AuditGap && b.gap.At > 0 && b.gap.At >= d.Boot {
+		return b.gap.Detail
 	}
 	f := b.byMark[d.Mark]
 	if f == nil {
 		return ""
+	}
+	if what := f.Events[eventBlind]; what != "" && (r.On == trip.Exec || r.On == trip.WriteOutside) {
+		return what
 	}
 	switch r.On {
 	case trip.Exec:

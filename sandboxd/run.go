@@ -23,6 +23,7 @@ import (
 	"tagout/internal/trip"
 	"tagout/sandboxd/api"
 	"tagout/sandboxd/events"
+	"tagout/sandboxd/filewatch"
 	"tagout/sandboxd/guard"
 	"tagout/sandboxd/image"
 	"tagout/sandboxd/kids"
@@ -79,7 +80,8 @@ func Run(ctx context.Context, cfg Config, serve Serve) error {
 		return fmt.Errorf("starting sandboxd: %w", err)
 	}
 	defer unlock()
-	manager, err := newManager(cfg)
+	watch := filewatch.New(filewatch.Config{File: cfg.Inst.WatchFile(), GID: cfg.Inst.GroupID(), Audit: cfg.Audit, Log: cfg.Log})
+	manager, err := newManager(cfg, watch)
 	if err != nil {
 		return fmt.Errorf("starting sandboxd: %w", err)
 	}
@@ -103,6 +105,7 @@ func Run(ctx context.Context, cfg Config, serve Serve) error {
 	defer wg.Wait()
 	defer cancel()
 	wg.Go(func() { manager.Run(ctx) })
+	wg.Go(func() { watch.Run(ctx) })
 	wg.Go(func() { newGuard(cfg, manager).Run(ctx) })
 	wg.Go(func() { health.note(reader.Run(ctx)) })
 	wg.Go(func() { health.note(sockets.Run(ctx)) })
@@ -134,7 +137,7 @@ func lock(inst instance.Instance) (unlock func(), err error) {
 	return func() { f.Close() }, nil // nothing was written
 }
 
-func newManager(cfg Config) (*kids.Manager, error) {
+func newManager(cfg Config, watch *filewatch.Watch) (*kids.Manager, error) {
 	layout, err := cgroup.Detect()
 	if err != nil {
 		return nil, err
@@ -154,7 +157,7 @@ func newManager(cfg Config) (*kids.Manager, error) {
 	return kids.New(kids.Config{
 		Inst: cfg.Inst, Init: cfg.Init, Runtime: runc, Images: map[string]kids.Image{image.HostName: host},
 		SocketWatch: socketWatchPath(cfg.Inst), Cgroups: layout, Kernel: cfg.Kernel, Stopper: stopper, Points: points, Credentials: credentials,
-		Trip: cfg.Trip, Audit: cfg.Audit, Metrics: cfg.Metrics, Log: cfg.Log,
+		Trip: cfg.Trip, Files: watch, Audit: cfg.Audit, Metrics: cfg.Metrics, Log: cfg.Log,
 	})
 }
 

@@ -61,6 +61,9 @@ const (
 // FieldCounted is the field of a gap record whose events are counted in other records all the same; it says in which.
 const FieldCounted = "counted"
 
+// FieldBlind is the field of a gap record about one kid whose programs and files could not all be watched.
+const FieldBlind = "blind"
+
 // Outcomes.
 const (
 	OutcomeAllow = "allow"

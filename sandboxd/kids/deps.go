@@ -11,6 +11,7 @@ import (
 	"tagout/internal/audit"
 	"tagout/internal/session"
 	"tagout/internal/wire"
+	"tagout/sandboxd/filewatch"
 	"tagout/sandboxd/runtime"
 )
 
@@ -80,6 +81,13 @@ type Runtime interface {
 	List() ([]string, error)
 	// Reap clears away what commands that did not start left behind.
 	Reap()
+}
+
+// FileWatch watches which programs kids start and which files they write; *filewatch.Watch is one.
+type FileWatch interface {
+	// Add begins, where there is anything to watch for; late says that something may have run already.
+	Add(s *session.Session, pid int, wants filewatch.Wants, late bool) error
+	Remove(session string)
 }
 
 // Image makes root filesystems; *image.Host is one.

@@ -165,6 +165,9 @@ func (m *Manager) killProcesses(ctx context.Context, k *kid) error {
 		unix.Wait4(k.pid, nil, unix.WNOHANG, nil) // watch may have been first
 	}
 	k.markGone()
+	if m.cfg.Files != nil {
+		m.cfg.Files.Remove(k.rec.Session.ID)
+	}
 	return nil
 }
 

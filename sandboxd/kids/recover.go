@@ -33,6 +33,9 @@ func (m *Manager) Recover(ctx context.Context) error {
 		if why == nil {
 			m.cfg.Log.Info("adopted a running kid", "kid", name, "pid", k.pid)
 			m.watch(k)
+			if err := m.watchFilesOf(k, true); err != nil { // killswitchd sees that nobody watches, and stops the kid
+				m.cfg.Log.Error("watching an adopted kid", "kid", name, "error", err)
+			}
 			continue
 		}
 		m.cfg.Log.Warn("reclaiming what is left of a kid", "kid", name, "why", why)

@@ -30,6 +30,7 @@ func (m *Manager) steps() []step {
 		{"tokens", m.mintTokens},
 		{"files", m.makeFiles},
 		{"create", m.createContainer},
+		{"watch", m.watchFiles},
 		{"clear", m.clear},
 		{"start", m.startContainer},
 	}

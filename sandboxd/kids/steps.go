@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 
 	"tagout/internal/cgroup"
@@ -13,6 +14,7 @@ import (
 	"tagout/internal/reason"
 	"tagout/internal/wire"
 	"tagout/sandboxd/files"
+	"tagout/sandboxd/filewatch"
 	"tagout/sandboxd/network"
 )
 
@@ -201,6 +203,19 @@ func (m *Manager) createContainer(ctx context.Context, k *kid) error {
 		}
 	}
 	return m.giveToKillswitchd(k.rec.Session.Freezer, "freezer.state")
+}
+
+// watchFiles begins to watch the kid's programs and files, where a trip rule is on them. Its mounts are there, and
+// nothing of its own runs yet.
+func (m *Manager) watchFiles(_ context.Context, k *kid) error { return m.watchFilesOf(k, false) }
+
+func (m *Manager) watchFilesOf(k *kid, late bool) error {
+	if m.cfg.Files == nil {
+		return nil
+	}
+	s := &k.rec.Session
+	wants := filewatch.WantsOf(append(slices.Clone(s.Stop.Trip), m.cfg.Trip...))
+	return m.cfg.Files.Add(s, k.pid, wants, late)
 }
 
 func (m *Manager) startContainer(ctx context.Context, k *kid) error {
