@@ -106,13 +106,16 @@ func (e *egress) neighbour(ctx context.Context, noisy, name string, work []strin
 		}
 		beside, noise = append(beside, r), append(noise, n)
 	}
-	var ratios []float64
+	var ratios, refusals []float64
 	for i := range alone {
 		ratios = append(ratios, beside[i].P99/alone[i].P99)
+		refusals = append(refusals, float64(noise[i].Errors))
 	}
 	p50, p99 := func(r loadResult) float64 { return r.P50 }, func(r loadResult) float64 { return r.P99 }
 	m := AtMost("p99 of "+name+" beside a kid at its caps, as a multiple of alone", middle(ratios), "×", neighbourTarget)
-	if !m.Met {
+	if middle(refusals) == 0 {
+		m.Met, m.Limits = false, "nothing that was measured: the machine was too busy for the noisy kid to reach its caps"
+	} else if !m.Met {
 		m.Limits = fmt.Sprintf("the processors: the noisy kid was served %.0f and refused %.0f times a second meanwhile",
 			median(noise, loadResult.perSecond), median(noise, func(r loadResult) float64 { return float64(r.Errors) / r.Seconds }))
 	}
@@ -152,9 +155,5 @@ func (e *egress) amidNoise(ctx context.Context, noisy string, fn func() error) (
 	if err = errors.Join(err, noiseErr); err != nil {
 		return loadResult{}, err
 	}
-	r := <-result
-	if r.Errors == 0 {
-		return r, errors.New("the noisy kid was refused nothing: it was not at its caps")
-	}
-	return r, nil
+	return <-result, nil
 }

@@ -13,7 +13,7 @@ import (
 )
 
 // TestANeighbourIsServed: beside a kid that asks for more than its caps, every request of a quiet kid is served;
-// the benchmark fails otherwise, and where the noisy kid was refused nothing. It looks at no figure's size.
+// the benchmark fails otherwise. It looks at no figure's size.
 func TestANeighbourIsServed(t *testing.T) {
 	testroot.Require(t)
 	t.Parallel()

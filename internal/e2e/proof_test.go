@@ -331,7 +331,7 @@ func TestProofAndRealStops(t *testing.T) {
 	}
 	box.Until(soon, "the lamps show the stop", func() error {
 		text := box.Must("status")
-		if n := strings.Count(text, "STOPPED: tag "+rep.Stop+" on the whole box by test"); n != 3 {
+		if n := strings.Count(text, "STOPPED: tag "+rep.Stop+" on the whole box by "+rep.Tag.By); n != 3 {
 			return errors.New(text)
 		}
 		return nil
