@@ -33,10 +33,11 @@ func times(name string, value float64, unit, peer string, theirs, factor float64
 }
 
 // atLeft is how much processor time a target leaves for what is between client and server, in microseconds for one
-// piece of work: what this machine has, less what the work costs with nothing between them.
+// piece of work: what this machine has, less what the work costs with nothing between them; 0 where that is more,
+// as on a machine that others use too.
 func atLeft(target, direct float64) float64 {
 	all := float64(runtime.NumCPU()) * 1e6
-	return all/target - all/direct
+	return max(all/target-all/direct, 0)
 }
 
 // others returns the figures of the peers, each beside base's.
@@ -116,7 +117,7 @@ func (e *egress) latency(ctx context.Context) ([]Metric, error) {
 	var out []Metric
 	for _, c := range []struct{ work, name, limits string }{
 		{"ping", "added to a byte and its echo in an open tunnel", "two more wake-ups each way on processors that client, proxy and server share"},
-		{"open", "added to a new tunnel until its first byte", "the upstream handshake begins when the ClientHello was judged, and the proxy is woken for the client and for the server's answer"},
+		{"open", "added to a new tunnel until its first byte", "the upstream handshake begins when the ClientHello was judged, and the proxy is woken for the client and for the server's answer; the splice relay connects before it has read anything"},
 	} {
 		rs, err := e.compare(ctx, few, c.work)
 		if err != nil {
@@ -132,7 +133,7 @@ func (e *egress) latency(ctx context.Context) ([]Metric, error) {
 		} {
 			m := AtMost(c.name+", "+p.name, added(rs[wayTagout], rs[wayDirect], p.figure), "µs", p.target)
 			if !m.Met {
-				m.Limits = fmt.Sprintf("%s; the splice relay, which connects before it has read anything, adds %.0f µs", c.limits, added(rs[peerSplice], rs[wayDirect], p.figure))
+				m.Limits = fmt.Sprintf("%s; the splice relay adds %.0f µs", c.limits, added(rs[peerSplice], rs[wayDirect], p.figure))
 			}
 			peer := peerSmokescreen
 			if len(rs[peer]) == 0 {
