@@ -14,9 +14,11 @@ import (
 	"testing"
 
 	"tagout/internal/audit"
+	"tagout/internal/config"
 	"tagout/internal/instance"
 	"tagout/internal/reason"
 	"tagout/internal/testenv"
+	"tagout/internal/trip"
 	"tagout/internal/wire"
 )
 
@@ -318,4 +320,28 @@ func TestAFloodOfProgramsHoldsNobodyUp(t *testing.T) {
 	if tag := waitTrip(box, kid.Name); !strings.HasPrefix(tag.Reason, "trip rule exec of /usr/bin/tac: ") || strings.Contains(tag.Reason, "unknown") {
 		t.Errorf("tag %+v", tag)
 	}
+}
+
+// TestTheBoxsTripRules: rules of the box's configuration hold for every kid, whatever its card says.
+func TestTheBoxsTripRules(t *testing.T) {
+	t.Parallel()
+	box := testenv.StartWith(t, func(b *config.Box) {
+		b.Trip = []trip.Rule{
+			{On: trip.Canary, Names: []string{"vault.corp.test"}, Fires: []wire.Layer{wire.LayerNetwork}},
+			{On: trip.Exec, Paths: []string{"/usr/bin/tac"}, Fires: wire.AllLayers()},
+			{On: trip.Processes, Over: 40, Fires: wire.AllLayers()},
+		}
+	})
+	for line, reason := range map[string]string{
+		"getent hosts vault.corp.test; sleep 1000":       "trip rule canary: vault.corp.test",
+		"tac </dev/null; sleep 1000":                     "trip rule exec of /usr/bin/tac: ",
+		"for i in $(seq 60); do sleep 1000 & done; wait": "trip rule processes over 40: ",
+	} {
+		kid := box.Spawn(bareCard, nil)
+		running(t, box, kid.Name, "/bin/sh", "-c", line)
+		if tag := waitTrip(box, kid.Name); !strings.HasPrefix(tag.Reason, reason) {
+			t.Errorf("%s: tag %+v", line, tag)
+		}
+	}
+	livesOn(box, box.Spawn(bareCard, nil).Name)
 }
