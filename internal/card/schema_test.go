@@ -49,7 +49,7 @@ func TestSchemaCases(t *testing.T) {
 			t.Errorf("%s: refused by the schema: %v; want %v", c.name, err, c.inSchema)
 		}
 	}
-	for _, file := range []string{"../../deploy/cards/practice.yaml", "../../deploy/cards/drill.yaml"} {
+	for _, file := range []string{"../../deploy/cards/practice.yaml", "../../deploy/cards/drill.yaml", "../../deploy/cards/tripwires.yaml"} {
 		data, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
