@@ -2,15 +2,9 @@ package bench
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
-	"net/url"
 	"strings"
-	"sync"
 	"time"
 
 	"tagout/internal/instance"
@@ -125,27 +119,26 @@ func (s *stops) revoke(ctx context.Context) (took time.Duration, rate float64, e
 	if err != nil {
 		return 0, 0, err
 	}
-	u := s.use(ctx, token)
-	defer u.stop()
+	u := practice.UseToken(ctx, s.Inst.Socket(instance.Credd), token, usesPerSecond)
+	defer u.Stop()
 	began := practice.Now()
 	want := usesPerSecond / 5
-	if err := s.until(ctx, "uses of the token", func() bool { n, _ := u.seen(); return n >= want }); err != nil {
+	if err := s.until(ctx, "uses of the token", func() bool { return u.Seen().Answered >= want }); err != nil {
 		return 0, 0, err
 	}
 	command := practice.Now()
-	n, last := u.seen()
-	if last < command-50*time.Millisecond {
-		return 0, 0, fmt.Errorf("the token was last accepted %v before the order: the run shows nothing", command-last)
+	before := u.Seen()
+	if before.Accepted < command-50*time.Millisecond {
+		return 0, 0, fmt.Errorf("the token was last accepted %v before the order: the run shows nothing", command-before.Accepted)
 	}
 	rep, err := s.order(ctx, kid.Name, wire.LayerCredential)
 	if err != nil {
 		return 0, 0, err
 	}
-	if err := s.until(ctx, "uses after the order", func() bool { now, _ := u.seen(); return now > n+want/2 }); err != nil {
+	if err := s.until(ctx, "uses after the order", func() bool { return u.Seen().Answered > before.Answered+want/2 }); err != nil {
 		return 0, 0, err
 	}
-	_, last = u.seen()
-	return max(0, last-command), float64(n) / (command - began).Seconds(), s.done(ctx, kid, rep)
+	return max(0, u.Seen().Accepted-command), float64(before.Answered) / (command - began).Seconds(), s.done(ctx, kid, rep)
 }
 
 func (s *stops) tokenOf(ctx context.Context, kid string) (string, error) {
@@ -156,70 +149,4 @@ func (s *stops) tokenOf(ctx context.Context, kid string) (string, error) {
 		err = errors.New("the kid has no token")
 	}
 	return token, err
-}
-
-// users asks credd about a token as the user's own services do, each time anew.
-type users struct {
-	stop func()
-	mu   sync.Mutex
-	n    int           // answers, guarded by mu
-	last time.Duration // when the last one that accepted it came, CLOCK_MONOTONIC, guarded by mu
-}
-
-func (u *users) seen() (n int, last time.Duration) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	return u.n, u.last
-}
-
-func (s *stops) use(ctx context.Context, token string) *users {
-	const callers = 8
-	ctx, cancel := context.WithCancel(ctx)
-	transport := &http.Transport{MaxIdleConnsPerHost: callers, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", s.Inst.Socket(instance.Credd))
-	}}
-	var wg sync.WaitGroup
-	u := &users{stop: func() { cancel(); wg.Wait(); transport.CloseIdleConnections() }}
-	for i := range callers {
-		wg.Go(func() {
-			time.Sleep(time.Duration(i) * time.Second / usesPerSecond) // evenly, and not all at once
-			tick := time.NewTicker(time.Second * callers / usesPerSecond)
-			defer tick.Stop()
-			for ctx.Err() == nil {
-				<-tick.C
-				active, err := introspect(ctx, transport, token)
-				if err != nil {
-					continue // the end of the run
-				}
-				u.mu.Lock()
-				u.n++
-				if active {
-					u.last = practice.Now()
-				}
-				u.mu.Unlock()
-			}
-		})
-	}
-	return u
-}
-
-func introspect(ctx context.Context, rt http.RoundTripper, token string) (bool, error) {
-	body := strings.NewReader(url.Values{"token": {token}}.Encode())
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://credd/introspect", body)
-	if err != nil {
-		return false, err
-	}
-	req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-	resp, err := rt.RoundTrip(req)
-	if err != nil {
-		return false, err
-	}
-	defer resp.Body.Close() // read to its end
-	raw, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return false, err
-	}
-	var answer wire.Introspection
-	err = json.Unmarshal(raw, &answer)
-	return answer.Active, err
 }

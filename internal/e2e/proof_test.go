@@ -1,12 +1,9 @@
 package e2e
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -62,7 +59,7 @@ func TestProofAtStart(t *testing.T) {
 	}); len(recs) != 0 {
 		t.Errorf("a proof is recorded as something else: %+v", recs)
 	}
-	metrics := scrape(t, box)
+	metrics := metricsOf(t, box, instance.Killswitchd)
 	for _, l := range wire.AllLayers() {
 		if want := fmt.Sprintf("tagout_killswitch_armed{layer=%q} 1\n", l); !strings.Contains(metrics, want) {
 			t.Errorf("no %s", want)
@@ -77,24 +74,6 @@ func TestProofAtStart(t *testing.T) {
 	if alerts, n := box.Net.Webhook.Alerts(); n != 0 {
 		t.Errorf("alerts: %+v", alerts)
 	}
-}
-
-func scrape(t *testing.T, box *testenv.Box) string {
-	t.Helper()
-	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", box.Inst.Socket(instance.Killswitchd))
-	}}
-	defer transport.CloseIdleConnections()
-	resp, err := (&http.Client{Transport: transport}).Get("http://killswitchd/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close() // read to the end
-	raw, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(raw)
 }
 
 // TestProofsStaySmall: killswitchd keeps within its 25 MB however many proofs it makes.

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -17,6 +16,7 @@ import (
 
 	"tagout/internal/audit"
 	"tagout/internal/cgroup"
+	"tagout/internal/control"
 	"tagout/internal/instance"
 	"tagout/internal/practice"
 	"tagout/internal/wire"
@@ -42,18 +42,22 @@ func (s *stopCases) reallyStopped(what string, kid wire.Kid, token string, repor
 	if left := s.members(kid.Name); len(left) > 0 {
 		s.t.Errorf("%s: %v is left", what, left)
 	}
-	rt := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", s.box.Inst.Socket(instance.Credd))
-	}}
-	defer rt.CloseIdleConnections()
 	ctx, cancel := context.WithTimeout(s.t.Context(), time.Second)
 	defer cancel()
-	if active, err := introspect(ctx, rt, token); err == nil && active {
+	if s.accepted(ctx, token) {
 		s.t.Errorf("%s: its token is accepted", what)
 	}
 	if last := s.box.Net.Sink.LastByte(kid.Name); last > reported {
 		s.t.Errorf("%s: a byte arrived %v after the report", what, last-reported)
 	}
+}
+
+// accepted says whether credd accepts the token now. No answer is a no.
+func (s *stopCases) accepted(ctx context.Context, token string) bool {
+	credd := control.NewClient(s.box.Inst.Socket(instance.Credd))
+	defer credd.CloseIdle()
+	active, err := practice.Introspect(ctx, credd, token)
+	return err == nil && active
 }
 
 // everythingElseBroken (S12): each part of the box but killswitchd is broken in the middle of a kid's work. The
@@ -240,11 +244,7 @@ func (s *stopCases) killedInItsMiddle() {
 		return nil
 	})
 	s.until("no token", func() error {
-		rt := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", s.box.Inst.Socket(instance.Credd))
-		}}
-		defer rt.CloseIdleConnections()
-		if active, err := introspect(s.t.Context(), rt, token); err == nil && active {
+		if s.accepted(s.t.Context(), token) {
 			return errors.New("it is accepted")
 		}
 		return nil

@@ -2,17 +2,13 @@ package practice
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
-	"net/url"
-	"strings"
 	"sync"
 	"time"
 
-	"tagout/internal/wire"
+	"tagout/internal/control"
 )
 
 // introspectWithin bounds one question to credd; no answer means no.
@@ -26,7 +22,7 @@ type Own struct {
 	// Uses counts /v1/use by presenter.
 	Uses Ledger
 
-	credd *http.Client
+	credd *control.Client
 
 	mu     sync.Mutex
 	errors int   // guarded by mu
@@ -34,13 +30,8 @@ type Own struct {
 }
 
 func (n *Internet) startOwn(creddSocket string) error {
-	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
-		var d net.Dialer
-		return d.DialContext(ctx, "unix", creddSocket)
-	}
-	transport := &http.Transport{DialContext: dial, MaxIdleConnsPerHost: 8}
-	n.Own = &Own{credd: &http.Client{Transport: transport, Timeout: introspectWithin}}
-	n.undo = append(n.undo, func() error { transport.CloseIdleConnections(); return nil })
+	n.Own = &Own{credd: control.NewClient(creddSocket)}
+	n.undo = append(n.undo, func() error { n.Own.credd.CloseIdle(); return nil })
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/use", n.Own.use)
 	return n.serveHTTP(n.OwnAddr(), 443, NameOwn, mux)
@@ -73,27 +64,11 @@ func (o *Own) introspect(ctx context.Context, token string) (bool, error) {
 	if token == "" {
 		return false, nil
 	}
-	body := strings.NewReader(url.Values{"token": {token}}.Encode())
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://credd/introspect", body)
+	ctx, cancel := context.WithTimeout(ctx, introspectWithin)
+	defer cancel()
+	active, err := Introspect(ctx, o.credd, token)
 	if err != nil {
 		return false, fmt.Errorf("asking credd: %w", err)
 	}
-	req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-	resp, err := o.credd.Do(req)
-	if err != nil {
-		return false, fmt.Errorf("asking credd: %w", err)
-	}
-	defer resp.Body.Close() // read to the end below
-	raw, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
-	if err == nil && resp.StatusCode != http.StatusOK {
-		err = fmt.Errorf("status %s: %s", resp.Status, raw)
-	}
-	var answer wire.Introspection
-	if err == nil {
-		err = json.Unmarshal(raw, &answer)
-	}
-	if err != nil {
-		return false, fmt.Errorf("asking credd: %w", err)
-	}
-	return answer.Active, nil
+	return active, nil
 }
