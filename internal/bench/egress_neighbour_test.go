@@ -1,10 +1,6 @@
 package bench
 
 import (
-	"encoding/json"
-	"fmt"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -20,29 +16,9 @@ func TestANeighbourIsServed(t *testing.T) {
 	dir := t.TempDir()
 	peers, out := filepath.Join(dir, "peers"), filepath.Join(dir, "out")
 	build(t, peers, "tagout/internal/bench/peers/load")
-	bin := os.Getenv("TAGOUT_BIN")
-	if bin == "" {
-		bin = filepath.Join(dir, "bin")
-		build(t, bin, "tagout/cmd/...")
-	}
-	name := fmt.Sprintf("nbt%d", os.Getpid())
-	tagout := filepath.Join(bin, "tagout")
-	t.Cleanup(func() { // nothing is there to remove unless the benchmark was cut off
-		exec.Command(tagout, "--instance", name, "cleanup", "--purge").Run()
-	})
-	said, err := exec.CommandContext(t.Context(), tagout, "--instance", name, "bench", "egress", "--only", EgressNeighbour,
-		"--rounds", "1", "--for", "500ms", "--bin-dir", bin, "--peers", peers, "--out", out).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, said)
-	}
-	raw, err := os.ReadFile(filepath.Join(out, "neighbour.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var metrics []Metric
-	if err := json.Unmarshal(raw, &metrics); err != nil {
-		t.Fatal(err)
-	}
+	tagout := newCommand(t, "nbt")
+	said := tagout.run("bench", "egress", "--only", EgressNeighbour, "--rounds", "1", "--for", "500ms", "--bin-dir", tagout.bin, "--peers", peers, "--out", out)
+	metrics := figures(t, filepath.Join(out, "neighbour.json"))
 	n := 0
 	for _, m := range metrics {
 		if m.Target == neighbourTarget && m.Value > 0 && strings.HasPrefix(m.Metric, "p99 of ") {

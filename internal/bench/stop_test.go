@@ -1,10 +1,6 @@
 package bench
 
 import (
-	"encoding/json"
-	"fmt"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -18,31 +14,9 @@ func TestStopFiguresAreProduced(t *testing.T) {
 	testroot.Require(t)
 	t.Parallel()
 	dir := t.TempDir()
-	bin := os.Getenv("TAGOUT_BIN")
-	if bin == "" {
-		bin = filepath.Join(dir, "bin")
-		build(t, bin, "tagout/cmd/...")
-	}
-	name := fmt.Sprintf("stt%d", os.Getpid()) // several people may test on one machine
-	tagout := func(args ...string) (string, error) {
-		said, err := exec.CommandContext(t.Context(), filepath.Join(bin, "tagout"), append([]string{"--instance", name}, args...)...).CombinedOutput()
-		return string(said), err
-	}
-	t.Cleanup(func() { // nothing is there to remove unless the benchmark was cut off
-		exec.Command(filepath.Join(bin, "tagout"), "--instance", name, "cleanup", "--purge").Run()
-	})
-	said, err := tagout("bench", "stop", "--short", "--bin-dir", bin, "--out", dir)
-	if err != nil {
-		t.Fatalf("%v\n%s", err, said)
-	}
-	raw, err := os.ReadFile(filepath.Join(dir, "stop.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var metrics []Metric
-	if err := json.Unmarshal(raw, &metrics); err != nil {
-		t.Fatal(err)
-	}
+	tagout := newCommand(t, "stt")
+	said := tagout.run("bench", "stop", "--short", "--bin-dir", tagout.bin, "--out", dir)
+	metrics := figures(t, filepath.Join(dir, "stop.json"))
 	want := []string{
 		"session: 50 sleepers", "session: fork bomb", "network: order to last packet passed", "network: order to last byte",
 		"credential: order to last use accepted", "all layers, hostile agent", "all layers: started to last sign of life", "resident memory of killswitchd",
@@ -59,7 +33,5 @@ func TestStopFiguresAreProduced(t *testing.T) {
 			t.Errorf("there is no figure for %q:\n%s", w, said)
 		}
 	}
-	if said, err := tagout("cleanup", "--check"); err != nil {
-		t.Errorf("something is left: %v\n%s", err, said)
-	}
+	tagout.run("cleanup", "--check")
 }
