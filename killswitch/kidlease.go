@@ -163,7 +163,7 @@ func (s *Switch) lapsed(now time.Duration) map[string][]wire.Layer {
 	for _, t := range s.targets(docs, func(*session.Session) bool { return true }) {
 		d := known[t.kid]
 		switch {
-		case isProofKid(t.kid):
+		case wire.IsProofKid(t.kid):
 		case d == nil && !t.unborn:
 			add(t.kid, t.card, nil)
 		case d != nil && (d.Boot > now || now-d.Boot > s.t.KidLease): // one from the future is no excuse

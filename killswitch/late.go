@@ -30,15 +30,15 @@ func (s *Switch) watchLate(r *run, kid, dir string, ts []target) {
 		s.thaw(dir, ts)
 	}
 	took := time.Since(r.from)
-	r.emit(kid, wire.LayerSession, pointCgroup, wire.StateObserved, fmt.Sprintf("the last process is gone, %v after the order", took.Round(time.Millisecond)))
+	detail := fmt.Sprintf("the last process is gone, %v after the order", took.Round(time.Millisecond))
+	r.emit(kid, wire.LayerSession, pointCgroup, wire.StateObserved, detail)
 	s.cfg.Metrics.LayerObserved(string(wire.LayerSession), took)
 	rep, ok := r.again()
 	if !ok {
 		return // it has not reported yet, and its report will tell
 	}
 	s.completeLate(r, wire.StopEvent{
-		Kid: kid, Layer: wire.LayerSession, Point: pointCgroup, State: rep.State, Elapsed: took,
-		Detail: fmt.Sprintf("the last process is gone, %v after the order", took.Round(time.Millisecond)),
+		Kid: kid, Layer: wire.LayerSession, Point: pointCgroup, State: rep.State, Elapsed: took, Detail: detail,
 	})
 }
 

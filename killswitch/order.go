@@ -62,16 +62,12 @@ func (s *Switch) take(o authority.Signed, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	kept := make(chan error, 1)
-	go func() { kept <- s.cfg.Used.Keep(o.ID) }()
-	limit := time.NewTimer(s.t.Persist)
-	defer limit.Stop()
-	select {
-	case err = <-kept:
-	case <-limit.C:
-		err = fmt.Errorf("no answer from the disk within %v", s.t.Persist)
-	}
-	if err != nil {
+	k := &keeping{done: make(chan struct{})}
+	go func() {
+		k.err = s.cfg.Used.Keep(o.ID)
+		close(k.done)
+	}()
+	if err := k.wait(s.t.Persist); err != nil {
 		return &authority.Refusal{Code: reason.OrderNotKept, Text: fmt.Sprintf("the release is not carried out, because it could be used again: %v: make room, then sign a new one", err)}
 	}
 	return nil

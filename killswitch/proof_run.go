@@ -63,7 +63,7 @@ func (p *prover) prove(ctx context.Context) (rep wire.ProofReport, err error) {
 
 // check makes sure that nothing but a proof's kid is stopped.
 func (p *prover) check(k wire.ProofKid) error {
-	if !isProofKid(k.Kid.Name) || !fileName(k.Kid.Name) {
+	if !wire.IsProofKid(k.Kid.Name) || !fileName(k.Kid.Name) {
 		return fmt.Errorf("sandboxd gave kid %q for a proof, whose name is no proof's", k.Kid.Name)
 	}
 	doc, err := p.s.cfg.Sessions.Get(k.Kid.Name)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"strings"
 
 	"tagout/internal/control"
 	"tagout/internal/wire"
@@ -76,10 +75,6 @@ func (s *Switch) interruptProof() {
 		t.interrupt(errInterrupted)
 	}
 }
-
-// isProofKid says whether a kid is a proof's: sandboxd gives such names to no other. What stops kids by itself, without
-// anybody's order, leaves them out: they live for a moment and run nobody's code, and a tag on one would hang for good.
-func isProofKid(kid string) bool { return strings.HasPrefix(kid, wire.ProofPrefix) }
 
 // proofTag returns the tag of the proof under way where it hangs on the scope. It hangs in memory alone: on disk a
 // power cut could leave half of it, which would count as a tag on everything.

@@ -124,7 +124,7 @@ func (r *run) addKids(ts []target) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, t := range ts {
-		if r.proof || !isProofKid(t.kid) { // a proof's kid is stopped like any other, and is nobody's
+		if r.proof || !wire.IsProofKid(t.kid) { // a proof's kid is stopped like any other, and is nobody's
 			r.kids = append(r.kids, t.kid)
 		}
 		if t.mark != 0 {

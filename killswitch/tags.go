@@ -19,7 +19,7 @@ type hung struct {
 	damaged   bool // stands for a file that cannot be read
 }
 
-// keeping is a tag on its way to the disk.
+// keeping is a tag, or the use of an order, on its way to the disk.
 type keeping struct {
 	done chan struct{}
 	err  error // valid once done is closed

@@ -152,7 +152,7 @@ func (t *Trips) readDocs() {
 // open returns the rules that can still do something to the session: those that would fire a layer that no tag
 // demands.
 func (t *Trips) open(d *session.Session) []trip.Rule {
-	if len(t.rules)+len(d.Stop.Trip) == 0 || isProofKid(d.Kid) {
+	if len(t.rules)+len(d.Stop.Trip) == 0 || wire.IsProofKid(d.Kid) {
 		return nil
 	}
 	fired := map[wire.Layer]bool{}

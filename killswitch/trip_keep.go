@@ -6,9 +6,9 @@ import (
 	"errors"
 	"io/fs"
 	"os"
-	"strings"
 	"time"
 
+	"tagout/internal/bootclock"
 	"tagout/internal/logtail"
 	"tagout/internal/trip"
 )
@@ -32,7 +32,7 @@ type tripKept struct {
 // load takes over what a predecessor kept. Without it the logs are read from their beginning: nothing is missed,
 // and what belongs to sessions that are gone counts for nobody.
 func (t *Trips) load() {
-	t.facts.bootID = bootID()
+	t.facts.bootID, _ = bootclock.Boot() // "" where it is not known, as in the records
 	raw, err := os.ReadFile(t.cfg.Keep)
 	var k tripKept
 	if err == nil {
@@ -88,13 +88,4 @@ func (t *Trips) encode() ([]byte, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return json.Marshal(tripKept{Version: tripKeepVersion, BootID: b.bootID, Kids: t.kids, Marks: b.marks, Facts: b.byMark, Gap: b.gap})
-}
-
-// bootID is the kernel's name for this boot.
-func bootID() string {
-	raw, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return ""
-	}
-	return strings.TrimSpace(string(raw))
 }

@@ -186,7 +186,11 @@ func TestTripOnWhatCannotBeRead(t *testing.T) {
 // logLine is a line as the logger writes it.
 func logLine(t *testing.T, r audit.Record) []byte {
 	t.Helper()
-	r.Version, r.BootID, r.Boot = 1, bootID(), bootclock.Now()
+	boot, err := bootclock.Boot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Version, r.BootID, r.Boot = 1, boot, bootclock.Now()
 	raw, err := json.Marshal(r)
 	if err != nil {
 		t.Fatal(err)

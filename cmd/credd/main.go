@@ -5,8 +5,6 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"os"
-	"strings"
 	"sync"
 
 	"tagout/internal/bootclock"
@@ -24,14 +22,14 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 	if err := credential.Harden(d.Log); err != nil {
 		return err
 	}
-	bootID, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	bootID, err := bootclock.Boot()
 	if err != nil {
 		return fmt.Errorf("reading the boot id: %w", err)
 	}
 	kill := control.NewClient(d.Inst.Socket(instance.Killswitchd))
 	svc, err := credential.Open(credential.Config{
 		Dir:      d.Inst.CreddDir(),
-		BootID:   strings.TrimSpace(string(bootID)),
+		BootID:   bootID,
 		OwnsMark: func(mark uint32) bool { return d.Inst.OwnsMark(mark) && mark != d.Inst.BoxMark() },
 		Deny:     d.Box.DenySecrets,
 		Tags: func(ctx context.Context) ([]wire.Tag, error) {

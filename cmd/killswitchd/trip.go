@@ -2,9 +2,11 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"tagout/bpf"
@@ -82,12 +84,10 @@ func (s *sources) Watched(d *session.Session) error {
 	case bootclock.Now()-w.At > watchStale:
 		return fmt.Errorf("sandboxd last said %v ago that it watches programs and files", (bootclock.Now() - w.At).Round(time.Second))
 	}
-	for _, id := range w.Sessions {
-		if id == d.ID {
-			return nil
-		}
+	if !slices.Contains(w.Sessions, d.ID) {
+		return errors.New("sandboxd does not watch the kid's programs and files")
 	}
-	return fmt.Errorf("sandboxd does not watch the kid's programs and files")
+	return nil
 }
 
 func (s *sources) Rules() ([]trip.Rule, error) { return s.rules.read() }

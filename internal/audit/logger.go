@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -76,8 +75,9 @@ func Open(path, instance, daemon string) (*Logger, error) {
 }
 
 func newLogger(f file, size int64, instance, daemon string) *Logger {
+	boot, _ := bootclock.Boot() // "" where it is not known
 	l := &Logger{
-		instance: instance, daemon: daemon, bootID: bootID(), redact: newRedactor(),
+		instance: instance, daemon: daemon, bootID: boot, redact: newRedactor(),
 		entropy: ulid.Monotonic(rand.Reader, 0),
 		queue:   make(chan Record, queueLen), syncs: make(chan chan error),
 		stop: make(chan struct{}), done: make(chan struct{}),
@@ -298,12 +298,4 @@ func closeTornLine(f *os.File) (torn bool, size int64, err error) {
 	}
 	n, err := f.Write([]byte{'\n'})
 	return true, size + int64(n), err
-}
-
-func bootID() string {
-	raw, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return ""
-	}
-	return strings.TrimSpace(string(raw))
 }

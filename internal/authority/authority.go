@@ -118,7 +118,7 @@ func (l List) Verify(raw []byte, now time.Time) (Signed, error) {
 	if err != nil {
 		return Signed{}, err
 	}
-	id := keyID(n.Sigs[0].Name, n.Sigs[0].Hash)
+	id := SignatureID(n.Sigs[0])
 	s := Signed{Order: o, Key: id, Note: string(raw)}
 	return s, l.judge(s, now)
 }
@@ -185,7 +185,7 @@ func explain(err error) *Refusal {
 	case errors.As(err, &unknown):
 		id := ""
 		if sigs := unknown.Note.UnverifiedSigs; len(sigs) > 0 {
-			id = " " + clip(keyID(sigs[0].Name, sigs[0].Hash))
+			id = " " + clip(SignatureID(sigs[0]))
 		}
 		return refuse(reason.OrderKey, "the key%s that signed the order is not on this box's authority list", id)
 	case errors.As(err, &bad):

@@ -54,10 +54,11 @@ func KeyID(key string) string {
 	if err != nil {
 		return ""
 	}
-	return keyID(v.Name(), v.KeyHash())
+	return SignatureID(note.Signature{Name: v.Name(), Hash: v.KeyHash()})
 }
 
-func keyID(name string, hash uint32) string { return fmt.Sprintf("%s+%08x", name, hash) }
+// SignatureID is KeyID of the key that a signature says it was made with.
+func SignatureID(s note.Signature) string { return fmt.Sprintf("%s+%08x", s.Name, s.Hash) }
 
 // SameKey says whether two public keys are the same key, whatever names they carry.
 func SameKey(a, b string) bool {

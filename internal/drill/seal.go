@@ -15,6 +15,7 @@ import (
 	"golang.org/x/mod/sumdb/note"
 
 	"tagout/internal/atomicfile"
+	"tagout/internal/authority"
 )
 
 // Files of a report. The note is what is signed: it names the other two by what is in them.
@@ -111,9 +112,9 @@ func Verify(file, public string) (*Sealed, error) {
 	}
 	n, err := note.Open(raw, note.VerifierList(v))
 	if err != nil {
-		return nil, sealError(err, v)
+		return nil, sealError(err, public)
 	}
-	s := &Sealed{Key: fmt.Sprintf("%s+%08x", v.Name(), v.KeyHash())}
+	s := &Sealed{Key: authority.KeyID(public)}
 	lines := strings.Split(strings.TrimSuffix(n.Text, "\n"), "\n")
 	if lines[0] != sealHeader {
 		return nil, fmt.Errorf("%s is signed, and is no drill's", FileNote)
@@ -164,14 +165,14 @@ func readSeal(path string) ([]byte, error) {
 }
 
 // sealError says what a note's error means.
-func sealError(err error, v note.Verifier) error {
+func sealError(err error, public string) error {
 	var other *note.UnverifiedNoteError
 	var invalid *note.InvalidSignatureError
 	switch {
 	case errors.As(err, &other):
-		return fmt.Errorf("%s was signed with another key: %s, and not %s+%08x", FileNote, signers(other.Note), v.Name(), v.KeyHash())
+		return fmt.Errorf("%s was signed with another key: %s, and not %s", FileNote, signers(other.Note), authority.KeyID(public))
 	case errors.As(err, &invalid):
-		return fmt.Errorf("%s was changed after it was signed: the signature of %s does not fit its text", FileNote, v.Name())
+		return fmt.Errorf("%s was changed after it was signed: the signature of %s does not fit its text", FileNote, invalid.Name)
 	}
 	return fmt.Errorf("%s is not whole: its end is cut off, or it is no signed note", FileNote)
 }
@@ -179,7 +180,7 @@ func sealError(err error, v note.Verifier) error {
 func signers(n *note.Note) string {
 	var out []string
 	for _, s := range n.UnverifiedSigs {
-		out = append(out, fmt.Sprintf("%s+%08x", s.Name, s.Hash))
+		out = append(out, authority.SignatureID(s))
 	}
 	return strings.Join(out, ", ")
 }

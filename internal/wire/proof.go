@@ -1,6 +1,9 @@
 package wire
 
-import "time"
+import (
+	"strings"
+	"time"
+)
 
 // ProofSettings is what `tagout setup` tells killswitchd about proofs.
 type ProofSettings struct {
@@ -15,6 +18,10 @@ const ProofCard = "tagout-proof"
 
 // ProofPrefix begins the name of every proof's kid. No other kid can have such a name.
 const ProofPrefix = "proof-"
+
+// IsProofKid says whether a kid of this name is killswitchd's own, for one proof. What stops kids by itself, without
+// anybody's order, leaves them out: they live for a moment and run nobody's code, and a tag on one would hang for good.
+func IsProofKid(kid string) bool { return strings.HasPrefix(kid, ProofPrefix) }
 
 // ProofSecret is what a proof's token stands for: nothing. It is no name that the vault takes.
 const ProofSecret = "(proof)"

@@ -11,7 +11,6 @@ import (
 	"net/netip"
 	"os"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -143,7 +142,7 @@ func (r *Reader) note(d Denial) {
 
 // count counts what somebody tried; a proof's own packets are nobody's attempt.
 func (r *Reader) count(mark uint32, code reason.Code, n uint64) {
-	if kid, _, _, _ := r.session(mark); !strings.HasPrefix(kid, wire.ProofPrefix) {
+	if kid, _, _, _ := r.session(mark); !wire.IsProofKid(kid) {
 		r.cfg.Metrics.Denied(code, n)
 	}
 }
@@ -154,7 +153,7 @@ func (r *Reader) record(d Denial) audit.Record {
 		Fields: map[string]string{"hook": d.Hook},
 	}
 	rec.Kid, rec.Session, rec.Card, _ = r.session(d.Mark)
-	if strings.HasPrefix(rec.Kid, wire.ProofPrefix) {
+	if wire.IsProofKid(rec.Kid) {
 		rec.Outcome, rec.Detail = audit.OutcomeOK, "a proof of the network layer"
 	}
 	if d.PID > 0 {

@@ -10,9 +10,9 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"strings"
 
 	"tagout/internal/audit"
+	"tagout/internal/bootclock"
 	"tagout/internal/reason"
 	"tagout/sandboxd/sockwatch"
 )
@@ -124,7 +124,7 @@ func readTold(path string) (Attempts, error) {
 		return told, fmt.Errorf("opening the audit log: %w", err)
 	}
 	defer file.Close() // only read
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	boot, err := bootclock.Boot()
 	if err != nil {
 		return told, fmt.Errorf("finding out which boot this is: %w", err)
 	}
@@ -137,7 +137,7 @@ func readTold(path string) (Attempts, error) {
 		if err != nil && !errors.Is(err, io.EOF) {
 			return told, fmt.Errorf("reading the audit log: %w", err)
 		}
-		told.read(line, strings.TrimSpace(string(boot)))
+		told.read(line, boot)
 		if err != nil {
 			return told, nil
 		}

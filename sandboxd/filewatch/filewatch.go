@@ -14,16 +14,15 @@ package filewatch
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"path"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"tagout/internal/atomicfile"
 	"tagout/internal/audit"
 	"tagout/internal/bootclock"
 	"tagout/internal/session"
@@ -169,13 +168,7 @@ func (w *Watch) tell() {
 	slices.Sort(out.Sessions)
 	raw, err := json.Marshal(out)
 	if err == nil {
-		err = os.WriteFile(w.cfg.File+".new", raw, 0o600)
-	}
-	if err == nil {
-		err = errors.Join(os.Chown(w.cfg.File+".new", -1, w.cfg.GID), os.Chmod(w.cfg.File+".new", 0o640))
-	}
-	if err == nil {
-		err = os.Rename(w.cfg.File+".new", w.cfg.File)
+		err = atomicfile.Write(w.cfg.File, raw, 0o640, -1, w.cfg.GID)
 	}
 	if err != nil {
 		w.cfg.Log.Error("saying which kids' programs and files are watched: killswitchd stops those with rules on them if that goes on", "error", err)

@@ -49,7 +49,7 @@ func (m *Manager) Destroy(ctx context.Context, name, actor, why string) error {
 	}
 	rec.Outcome = outcome
 	m.log(k, rec)
-	if !isProof(name) {
+	if !wire.IsProofKid(name) {
 		m.cfg.Metrics.Destroyed(outcome)
 	}
 	return err

@@ -134,6 +134,6 @@ func (k *kid) view() wire.Kid {
 	}
 	return wire.Kid{
 		Name: k.name, Session: s.ID, State: state, Purpose: s.Purpose, Card: s.Card, Mark: s.Mark,
-		Addr: s.Addr, Cgroup: s.Cgroup, Created: s.Created, Timings: k.rec.Timings, Proof: isProof(k.name),
+		Addr: s.Addr, Cgroup: s.Cgroup, Created: s.Created, Timings: k.rec.Timings, Proof: wire.IsProofKid(k.name),
 	}
 }

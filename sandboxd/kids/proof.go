@@ -4,16 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 
 	"tagout/internal/audit"
 	"tagout/internal/reason"
 	"tagout/internal/wire"
 )
-
-// isProof says whether a kid of this name is killswitchd's own, for one proof. Whoever asks for another kid cannot
-// have such a name.
-func isProof(name string) bool { return strings.HasPrefix(name, wire.ProofPrefix) }
 
 // SpawnProof makes the kid of one proof. Unlike any other kid it comes up without a token where credd gives none: it
 // is the proof that has to tell. There is one at a time.
@@ -43,7 +38,7 @@ func (m *Manager) proofName() (string, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, k := range m.kids {
-		if isProof(k.name) {
+		if wire.IsProofKid(k.name) {
 			return "", refuse(Conflict, reason.OK, "%s of another proof is still %s", k.name, k.state)
 		}
 	}
@@ -56,7 +51,7 @@ func (m *Manager) DestroyProofs(ctx context.Context, actor string) error {
 	m.mu.Lock()
 	var names []string
 	for name := range m.kids {
-		if isProof(name) {
+		if wire.IsProofKid(name) {
 			names = append(names, name)
 		}
 	}
@@ -70,7 +65,7 @@ func (m *Manager) DestroyProofs(ctx context.Context, actor string) error {
 
 // checkProofName refuses a proof's name to everybody else.
 func checkProofName(r Request) error {
-	if isProof(r.Name) != r.Plan.Proof {
+	if wire.IsProofKid(r.Name) != r.Plan.Proof {
 		return refuse(Invalid, reason.Malformed, "kid name %q: names that begin with %s are those of Tagout's own proofs: choose another", r.Name, wire.ProofPrefix)
 	}
 	return nil
@@ -93,7 +88,7 @@ func (m *Manager) mintProof(ctx context.Context, k *kid) {
 func (m *Manager) countKids() {
 	n := 0
 	for name := range m.kids {
-		if !isProof(name) {
+		if !wire.IsProofKid(name) {
 			n++
 		}
 	}
