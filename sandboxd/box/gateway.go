@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tagout/internal/instance"
+	"tagout/internal/netdump"
 )
 
 // makeGateway makes the link that carries the gateway address. A veth pair rather than a dummy link: kids
@@ -97,8 +98,8 @@ func deleteLink(name string) error {
 
 // links lists the instance's links: its kids' by their prefix, and its gateway by name and alias.
 func links(i instance.Instance) ([]string, error) {
-	all, err := netlink.LinkList()
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+	all, err := netdump.Whole(netlink.LinkList)
+	if err != nil {
 		return nil, fmt.Errorf("listing links: %w", err)
 	}
 	var out []string

@@ -10,6 +10,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"tagout/internal/netdump"
 )
 
 // kidLink is what the interface is called inside every kid.
@@ -167,7 +169,7 @@ func Disconnect(link string) error {
 
 // Links returns the names of this machine's interfaces that begin with prefix.
 func Links(prefix string) ([]string, error) {
-	links, err := netlink.LinkList()
+	links, err := netdump.Whole(netlink.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("listing interfaces: %w", err)
 	}
