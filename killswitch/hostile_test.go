@@ -156,17 +156,21 @@ func playRole(role string) {
 	}
 }
 
-// storm keeps n short-lived children going: dead ones are replaced at once.
+// storm forks for ever: it grows to n children and then replaces the oldest by a new one, as fast as it can. Children
+// do not end by themselves, or on a busy machine they would end faster than others come.
 func storm(n int) {
-	slots := make(chan struct{}, n)
+	var living []*exec.Cmd
 	for {
-		slots <- struct{}{}
-		cmd := exec.Command("/bin/sh", "-c", "trap '' TERM INT HUP; sleep 0.05")
-		if cmd.Start() != nil {
-			<-slots
-			continue
+		if len(living) == n {
+			oldest := living[0]
+			living = living[1:]
+			oldest.Process.Kill()
+			oldest.Wait() // killed on purpose
 		}
-		go func() { cmd.Wait(); <-slots }() // it is replaced
+		cmd := exec.Command("/bin/sh", "-c", "trap '' TERM INT HUP; exec sleep 1000")
+		if cmd.Start() == nil {
+			living = append(living, cmd)
+		}
 	}
 }
 
