@@ -40,7 +40,7 @@ func KillAndWait(ctx context.Context, dir string) (n int, err error) {
 		return len(held), err
 	}
 	for _, fd := range held {
-		if err := waitExit(ctx, fd); err != nil {
+		if err := WaitExit(ctx, fd); err != nil {
 			return len(held), fmt.Errorf("waiting for the processes of cgroup %s to die: %w", dir, err)
 		}
 	}
@@ -66,8 +66,9 @@ func hold(dir string) (fds []int, err error) {
 	return fds, nil
 }
 
-// waitExit waits until the process behind a pidfd has ended; a pidfd is readable then (pidfd_open(2)).
-func waitExit(ctx context.Context, fd int) error {
+// WaitExit waits until the process behind a pidfd has ended, or returns ctx's error; a pidfd is readable then
+// (pidfd_open(2)), and its process a zombie at most.
+func WaitExit(ctx context.Context, fd int) error {
 	for {
 		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}} // descriptors fit
 		n, err := retry(func() (int, error) { return unix.Poll(fds, int(lookAgain/time.Millisecond)) })

@@ -99,7 +99,7 @@ func read(t *testing.T, path string) string {
 
 func save(t *testing.T) string {
 	t.Helper()
-	out, err := exec.Command("sh", "-c", "iptables-save; ip6tables-save").Output()
+	out, err := exec.Command("sh", "-c", "iptables-save && ip6tables-save").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -361,11 +361,12 @@ func TestOccupiedSlotIsPassedOver(t *testing.T) {
 		t.Fatal(err)
 	}
 	link := probe.GatewayLink()
+	// While the slot is ours: another box could take it as soon as it is free.
+	sh(t, "ip link add %s type veth peer name %sq && ip link set %s alias mine", link, link, link)
+	t.Cleanup(func() { sh(t, "ip link del %s", link) })
 	if err := probe.Release(); err != nil {
 		t.Fatal(err)
 	}
-	sh(t, "ip link add %s type veth peer name %sq && ip link set %s alias mine", link, link, link)
-	t.Cleanup(func() { sh(t, "ip link del %s", link) })
 	i := setup(t, b, name)
 	if i.Slot() == probe.Slot() {
 		t.Errorf("slot %d was taken although %s is there and is not ours", i.Slot(), link)

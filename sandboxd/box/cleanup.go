@@ -140,13 +140,11 @@ func (f found) killAll(ctx context.Context) error {
 	if err := f.thaw(); err != nil {
 		return err
 	}
-	for _, p := range f.strays() {
-		if err := p.kill(); err != nil {
-			return err
-		}
-	}
 	ctx, cancel := context.WithTimeout(ctx, killWait)
 	defer cancel()
+	if err := end(ctx, f.strays()); err != nil {
+		return err
+	}
 	return cgroup.WaitEmpty(ctx, top)
 }
 

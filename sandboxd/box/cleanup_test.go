@@ -18,6 +18,7 @@ import (
 
 	"tagout/internal/cgroup"
 	"tagout/internal/instance"
+	"tagout/internal/testroot"
 )
 
 func sh(t *testing.T, format string, args ...any) {
@@ -70,6 +71,7 @@ func mess(t *testing.T, b Boxes, i instance.Instance) (host string, procs []*exe
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.Kill(-byHand.Process.Pid, unix.SIGKILL); byHand.Wait() })
+	named(t, process{byHand.Process.Pid, strings.Join(byHand.Args, " ")})
 	outside := t.TempDir()
 	host = filepath.Join(outside, "precious")
 	if err := os.WriteFile(host, []byte("x"), 0o600); err != nil {
@@ -115,9 +117,8 @@ func TestCleanupFindsEverything(t *testing.T) {
 	t.Logf("cleaned up in %s", time.Since(begun))
 	mustNone(t, b, name)
 	for _, p := range procs {
-		var status unix.WaitStatus
-		if pid, err := unix.Wait4(p.Process.Pid, &status, unix.WNOHANG, nil); err != nil || pid == 0 || status.Signal() != unix.SIGKILL {
-			t.Errorf("process %v lives: %v", p.Args, err)
+		if status, err := reap(p.Process.Pid); err != nil || status.Signal() != unix.SIGKILL {
+			t.Errorf("process %v lives: %v, %v", p.Args, status, err)
 		}
 	}
 	if _, err := os.Stat(host); err != nil {
@@ -125,6 +126,79 @@ func TestCleanupFindsEverything(t *testing.T) {
 	}
 	if err := b.Cleanup(context.Background(), name, true); err != nil {
 		t.Errorf("the second cleanup: %v", err)
+	}
+}
+
+// named waits until a process that was just started has its command line: Start returns once the kernel closed the
+// descriptors of the old program, a moment before it put down the arguments of the new one.
+func named(t *testing.T, p process) {
+	t.Helper()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	limit := time.After(killWait)
+	for commandLine(p.pid) != p.text {
+		select {
+		case <-tick.C:
+		case <-limit:
+			t.Fatalf("process %d is called %q, want %q", p.pid, commandLine(p.pid), p.text)
+		}
+	}
+}
+
+// reap returns how a child ended. A killed process leaves its cgroup a moment before it can be waited for.
+func reap(pid int) (status unix.WaitStatus, err error) {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(fd) // nothing was written
+	ctx, cancel := context.WithTimeout(context.Background(), killWait)
+	defer cancel()
+	if err := cgroup.WaitExit(ctx, fd); err != nil {
+		return 0, err
+	}
+	_, err = unix.Wait4(pid, &status, 0, nil)
+	return status, err
+}
+
+// TestCleanupWaitsForStrays: what is killed outside of the instance's cgroup has ended when the cleanup looks for
+// leftovers, and one that does not end keeps the walls.
+func TestCleanupWaitsForStrays(t *testing.T) {
+	testroot.Require(t)
+	cmd := exec.Command("/bin/sleep", "1004")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() }) // dead by then
+	stray := process{cmd.Process.Pid, "/bin/sleep 1004"}
+	named(t, stray)
+	other := process{cmd.Process.Pid, "another program"} // the pid was given to another process since
+	if err := end(t.Context(), []process{other}); err != nil || commandLine(cmd.Process.Pid) != stray.text {
+		t.Fatalf("another process was killed, %v", err)
+	}
+	if err := end(t.Context(), []process{stray}); err != nil {
+		t.Fatal(err)
+	}
+	var status unix.WaitStatus
+	if pid, err := unix.Wait4(cmd.Process.Pid, &status, unix.WNOHANG, nil); err != nil || pid != cmd.Process.Pid || status.Signal() != unix.SIGKILL {
+		t.Errorf("it has not ended: %d, %v, %v", pid, status, err)
+	}
+
+	dir := "/tboxstray" + fmt.Sprint(os.Getpid())
+	if err := layout(t).Create(dir); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := layout(t).Remove(context.Background(), dir); err != nil {
+			t.Error(err)
+		}
+	})
+	pid, letGo := unkillable(t, layout(t).V2(dir))
+	defer letGo()
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if err := end(ctx, []process{{pid, commandLine(pid)}}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("one that its tracer holds: %v", err)
 	}
 }
 
@@ -182,7 +256,7 @@ func TestCleanupWithoutSlotFile(t *testing.T) {
 func TestCleanupKeepsTheWallsWhileProcessesLive(t *testing.T) {
 	b := boxes(t, "tboxa")
 	i := setup(t, b, "tboxa")
-	letGo := unkillable(t, layout(t).V2(i.KidsCgroupRel()))
+	_, letGo := unkillable(t, layout(t).V2(i.KidsCgroupRel()))
 	defer letGo()
 	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
 	defer cancel()
@@ -198,8 +272,8 @@ func TestCleanupKeepsTheWallsWhileProcessesLive(t *testing.T) {
 }
 
 // unkillable starts a process in the cgroup that a tracer outside holds on its way out (ptrace(2),
-// PTRACE_O_TRACEEXIT), so that it outlives every SIGKILL until letGo is called.
-func unkillable(t *testing.T, dir string) (letGo func()) {
+// PTRACE_O_TRACEEXIT), so that it outlives every SIGKILL until letGo is called, which ends it.
+func unkillable(t *testing.T, dir string) (pid int, letGo func()) {
 	t.Helper()
 	started, release, done := make(chan error), make(chan struct{}), make(chan struct{})
 	go func() {
@@ -211,19 +285,22 @@ func unkillable(t *testing.T, dir string) (letGo func()) {
 			started <- err
 			return
 		}
-		pid := cmd.Process.Pid
+		pid = cmd.Process.Pid
 		var ws syscall.WaitStatus
 		_, err := syscall.Wait4(pid, &ws, 0, nil) // stopped at its exec
 		err = errors.Join(err, syscall.PtraceSetOptions(pid, unix.PTRACE_O_TRACEEXIT), cgroup.Join(dir, pid), syscall.PtraceCont(pid, 0))
 		started <- err
 		<-release
-		syscall.Wait4(pid, &ws, syscall.WNOHANG, nil)
-		syscall.PtraceDetach(pid)
-		cmd.Process.Kill()
-		cmd.Wait()
+		cmd.Process.Kill() // where nobody did yet; then it comes to its exit, where it has to be let go
+		for {
+			if _, err := syscall.Wait4(pid, &ws, 0, nil); err != nil || !ws.Stopped() {
+				return
+			}
+			syscall.PtraceDetach(pid) // stopped, so that it cannot fail
+		}
 	}()
 	if err := <-started; err != nil {
 		t.Fatal(err)
 	}
-	return func() { close(release); <-done }
+	return pid, func() { close(release); <-done }
 }

@@ -2,6 +2,7 @@ package box
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -22,24 +23,51 @@ type process struct {
 	text string
 }
 
-// kill kills it. A pidfd (pidfd_open(2)) names the process that was looked at, even where its pid was given
-// to another one since.
-func (p process) kill() error {
-	fd, err := unix.PidfdOpen(p.pid, 0)
-	if errors.Is(err, unix.ESRCH) {
-		return nil
+// end kills the processes, all of them first, and returns when they have ended: one that was killed may wait for a
+// processor, and for as long as it does it is there, with its command line. When ctx ends first, that is an error.
+func end(ctx context.Context, procs []process) error {
+	var fds []int
+	defer func() {
+		for _, fd := range fds {
+			unix.Close(fd) // nothing was written
+		}
+	}()
+	for _, p := range procs {
+		fd, err := p.kill()
+		if err != nil {
+			return err
+		}
+		if fd >= 0 {
+			fds = append(fds, fd)
+		}
 	}
-	if err != nil {
-		return fmt.Errorf("opening process %d: %w", p.pid, err)
-	}
-	defer unix.Close(fd) // nothing was written
-	if now := commandLine(p.pid); now != p.text {
-		return nil
-	}
-	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("killing process %d: %w", p.pid, err)
+	for _, fd := range fds {
+		if err := cgroup.WaitExit(ctx, fd); err != nil {
+			return fmt.Errorf("waiting for killed processes to end: %w", err)
+		}
 	}
 	return nil
+}
+
+// kill kills it. A pidfd (pidfd_open(2)) names the process that was looked at, even where its pid was given
+// to another one since. The caller closes it; it is -1 where the process is gone already.
+func (p process) kill() (fd int, err error) {
+	fd, err = unix.PidfdOpen(p.pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return -1, nil
+	}
+	if err != nil {
+		return -1, fmt.Errorf("opening process %d: %w", p.pid, err)
+	}
+	if now := commandLine(p.pid); now != p.text {
+		unix.Close(fd) // nothing was written
+		return -1, nil
+	}
+	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		unix.Close(fd) // as above
+		return -1, fmt.Errorf("killing process %d: %w", p.pid, err)
+	}
+	return fd, nil
 }
 
 // strays lists the processes of the instance that its v2 cgroup does not hold.
