@@ -130,6 +130,9 @@ func (s *Switch) enforceDeath(t wire.Tag, tg target, occupied map[string]bool) {
 		return
 	}
 	occupied[tg.dir] = true
+	if s.isDying(tg.dir) {
+		return
+	}
 	err = s.cfg.Cgroups.Kill(tg.dir)
 	if t.Scope.All {
 		s.thaw(tg.dir, s.targets(s.currentDocs(), func(*session.Session) bool { return true }))

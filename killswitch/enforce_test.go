@@ -165,6 +165,7 @@ func TestAStopDoesNotWaitForItsNote(t *testing.T) {
 			g := newRig(t, "a1")
 			g.jot = jot
 			s := g.sw()
+			s.t.Persist = 100 * time.Millisecond
 			s.t.Note = time.Millisecond
 			if rep := order(t, s, wire.Scope{Kid: "a1"}); rep.State != wire.StateObserved && name == "fails" {
 				t.Errorf("report %+v", rep)

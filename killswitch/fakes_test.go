@@ -78,7 +78,7 @@ func (g *rig) add(kid, card string, mark uint32) {
 
 // fast is a timing in which every deadline is short enough for a test to sit out.
 var fast = Timing{Note: 10 * time.Second, Credential: 100 * time.Millisecond, CreddDeath: 100 * time.Millisecond, Session: 150 * time.Millisecond,
-	Network: 150 * time.Millisecond, Sample: time.Millisecond, Persist: 100 * time.Millisecond,
+	Network: 150 * time.Millisecond, Sample: time.Millisecond, Persist: 5 * time.Second,
 	Tick: 2 * time.Millisecond, Slow: 4 * time.Millisecond, KernelLease: 5 * time.Second, Renew: 10 * time.Millisecond,
 	KidLease: 30 * time.Second, KidLook: 2 * time.Millisecond}
 

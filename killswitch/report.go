@@ -25,7 +25,7 @@ const maxDetails = 8
 // in this stop or through another tag: only then is a kid whose processes remain called contained. r.mu is
 // held.
 func (r *run) summarise(contained bool) wire.StopReport {
-	rep := wire.StopReport{Stop: r.id, State: wire.StateObserved, Kids: r.kids, Layers: map[wire.Layer]wire.LayerReport{}, Degraded: r.degraded}
+	rep := wire.StopReport{Stop: r.id, State: wire.StateObserved, Kids: r.kids, Layers: map[wire.Layer]wire.LayerReport{}, Received: r.at, Degraded: r.degraded}
 	for _, l := range r.layers {
 		lr := r.layer(l)
 		if lr.State == wire.StateContained && !contained {

@@ -20,10 +20,11 @@ type run struct {
 	scope  wire.Scope
 	layers []wire.Layer
 	cause  string
-	from   time.Time // first byte of the order, monotonic
-	single string    // the kid's name where the scope is one kid
-	proof  bool      // of a proof: it is no operator's stop, and leaves no record and no tag
-	nonce  string    // comes back with credd's answer
+	from   time.Time     // first byte of the order, monotonic
+	at     time.Duration // the same on CLOCK_BOOTTIME
+	single string        // the kid's name where the scope is one kid
+	proof  bool          // of a proof: it is no operator's stop, and leaves no record and no tag
+	nonce  string        // comes back with credd's answer
 
 	mu     sync.Mutex
 	events []wire.StopEvent

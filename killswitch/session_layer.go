@@ -16,6 +16,43 @@ import (
 // into it after the first kill (an exec under way) must die as well.
 const rekill = 50 * time.Millisecond
 
+// A kill walks over every process of the cgroup, the dying ones too, and holds locks that they need to die: with
+// thousands of them a write takes hundreds of milliseconds. So the pause after it grows with what it took.
+const (
+	restPerKill = 4
+	maxRest     = time.Second
+)
+
+// rest is the pause after a kill that took d.
+func rest(d time.Duration) time.Duration { return min(max(rekill, restPerKill*d), maxRest) }
+
+// kill kills dir's processes and says how long the kernel took for it.
+func (s *Switch) kill(dir string) (time.Duration, error) {
+	began := time.Now()
+	err := s.cfg.Cgroups.Kill(dir)
+	return time.Since(began), err
+}
+
+// dying counts a stop that kills dir again and again until the returned function is called: enforcement leaves dir
+// to it meanwhile.
+func (s *Switch) dying(dir string) (ended func()) {
+	count := func(n int) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.killing[dir] += n; s.killing[dir] == 0 {
+			delete(s.killing, dir)
+		}
+	}
+	count(1)
+	return func() { count(-1) }
+}
+
+func (s *Switch) isDying(dir string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.killing[dir] > 0
+}
+
 // fireSession kills the processes of every target through their cgroups.
 func (s *Switch) fireSession(r *run, found *future) {
 	if r.scope.All {
@@ -29,9 +66,10 @@ func (s *Switch) fireSession(r *run, found *future) {
 	var wg sync.WaitGroup
 	for _, t := range ts {
 		wg.Go(func() {
-			err := s.cfg.Cgroups.Kill(t.dir) // the first action of the layer: one write
+			defer s.dying(t.dir)()
+			took, err := s.kill(t.dir) // the first action of the layer: one write
 			r.emitKill(t.kid, err)
-			s.seeDead(r, t.kid, t.dir, []target{t})
+			s.seeDead(r, t.kid, t.dir, []target{t}, took)
 		})
 	}
 	wg.Wait()
@@ -39,7 +77,8 @@ func (s *Switch) fireSession(r *run, found *future) {
 
 // fireAllSessions kills the cgroup above all kids with one write, before it is known which kids there are.
 func (s *Switch) fireAllSessions(r *run, found *future) {
-	err := s.cfg.Cgroups.Kill(s.cfg.KidsDir)
+	defer s.dying(s.cfg.KidsDir)()
+	took, err := s.kill(s.cfg.KidsDir)
 	r.emitKill("", err)
 	ts := found.get()
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -48,7 +87,7 @@ func (s *Switch) fireAllSessions(r *run, found *future) {
 			s.cfg.Cgroups.Kill(t.dir) // what counts is whether it empties, seen below
 		}
 	}
-	s.seeDead(r, "", s.cfg.KidsDir, ts)
+	s.seeDead(r, "", s.cfg.KidsDir, ts, took)
 }
 
 func (r *run) emitKill(kid string, err error) {
@@ -62,11 +101,12 @@ func (r *run) emitKill(kid string, err error) {
 	}
 }
 
-// seeDead thaws the targets and waits until dir is empty. What is seen decides, not what the writes answered.
-func (s *Switch) seeDead(r *run, kid, dir string, ts []target) {
+// seeDead thaws the targets and waits until dir is empty. What is seen decides, not what the writes answered. took is
+// what the first kill took.
+func (s *Switch) seeDead(r *run, kid, dir string, ts []target, took time.Duration) {
 	ctx, cancel := context.WithDeadline(context.Background(), r.from.Add(s.t.Session))
 	defer cancel()
-	killErr := s.killUntilEmpty(ctx, dir, ts)
+	killErr := s.killUntilEmpty(ctx, dir, ts, took)
 	if killErr == nil {
 		r.emit(kid, wire.LayerSession, pointCgroup, wire.StateObserved, "")
 		return
@@ -78,12 +118,12 @@ func (s *Switch) seeDead(r *run, kid, dir string, ts []target) {
 	}
 }
 
-// killUntilEmpty thaws, waits and kills again until dir is empty or ctx ends.
-func (s *Switch) killUntilEmpty(ctx context.Context, dir string, ts []target) error {
+// killUntilEmpty thaws, waits and kills again until dir is empty or ctx ends. took is what the last kill took.
+func (s *Switch) killUntilEmpty(ctx context.Context, dir string, ts []target, took time.Duration) error {
 	var last error
 	for {
 		s.thaw(dir, ts)
-		wait, cancel := context.WithTimeout(ctx, rekill)
+		wait, cancel := context.WithTimeout(ctx, rest(took))
 		err := s.cfg.Cgroups.WaitEmpty(wait, dir)
 		cancel()
 		if err == nil {
@@ -99,7 +139,7 @@ func (s *Switch) killUntilEmpty(ctx context.Context, dir string, ts []target) er
 		if ctx.Err() != nil {
 			return errors.Join(last, ctx.Err())
 		}
-		if err := s.cfg.Cgroups.Kill(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if took, err = s.kill(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			last = err
 			for _, t := range ts {
 				s.cfg.Cgroups.Kill(t.dir) // the next look decides

@@ -113,6 +113,7 @@ func (s *Switch) begin(o Order, targets []target) *Handle {
 	r := &run{
 		s: s, id: newID(), scope: o.Scope, layers: o.Layers, cause: o.Cause, from: o.Received,
 		points: map[pointKey]*point{}, wake: make(chan struct{}), proof: o.proof, nonce: o.Nonce,
+		at: s.boot() - time.Since(o.Received),
 	}
 	if r.nonce == "" {
 		r.nonce = r.id

@@ -293,6 +293,7 @@ func TestNothingThatHangsHoldsAStopUp(t *testing.T) {
 	g.put = func(wire.Tag) error { select {} }
 	g.log = func(audit.Record) { select {} }
 	s := g.sw()
+	s.t.Persist = 100 * time.Millisecond
 	begin := time.Now()
 	rep := order(t, s, wire.Scope{All: true})
 	if took := time.Since(begin); took > 2*time.Second {

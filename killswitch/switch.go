@@ -202,6 +202,7 @@ type Switch struct {
 	running  map[string]*run
 	hanging  map[string]*hung
 	released map[string]wire.Tag
+	killing  map[string]int // cgroup directories that stops are killing, and how many stops
 
 	flagMu  sync.Mutex // held while enforcement or a release writes the global stop flag; never by a stop
 	life    context.Context
@@ -221,7 +222,7 @@ type Switch struct {
 func New(cfg Config) *Switch {
 	s := &Switch{
 		cfg: cfg, t: cfg.Timing.fill(), audit: newCourier(cfg.Audit, cfg.Metrics),
-		running: map[string]*run{}, hanging: map[string]*hung{}, released: map[string]wire.Tag{}, boot: bootclock.Now,
+		running: map[string]*run{}, hanging: map[string]*hung{}, released: map[string]wire.Tag{}, killing: map[string]int{}, boot: bootclock.Now,
 	}
 	s.kids.renewed = s.boot()
 	s.life, s.endLife = context.WithCancel(context.Background())

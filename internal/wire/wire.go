@@ -180,6 +180,8 @@ type StopReport struct {
 	Kids   []string              `json:"kids"`
 	Layers map[Layer]LayerReport `json:"layers"`
 	Tag    *Tag                  `json:"tag,omitempty"`
+	// Received is when killswitchd received the order, on CLOCK_BOOTTIME: the zero of every other time in here.
+	Received time.Duration `json:"received_boot_ns"`
 	// Degraded names what was broken around the stop, and that it did without: a log, a daemon, a filesystem.
 	Degraded []string `json:"degraded,omitempty"`
 }
