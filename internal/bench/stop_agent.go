@@ -64,7 +64,7 @@ const (
 func (s *stops) hostileKid(ctx context.Context) (wire.Kid, error) {
 	var missing string
 	for range attempts {
-		kid, err := s.spawn(ctx, hostileProcesses+32)
+		kid, err := s.spawn(ctx, processLimit)
 		if err != nil {
 			return kid, err
 		}
@@ -188,5 +188,5 @@ func (s *stops) agentArgs(name string) []string {
 
 // limits are those of the kid.
 func containerLimits() []string {
-	return []string{"--network", "host", "--pids-limit", fmt.Sprint(hostileProcesses + 32), "--memory", "768m"}
+	return []string{"--network", "host", "--pids-limit", fmt.Sprint(processLimit), "--memory", "768m"}
 }

@@ -46,6 +46,10 @@ const stopBy = practice.Authority
 // hostileProcesses is how many processes the hostile agent has before it is stopped.
 const hostileProcesses = 512
 
+// processLimit leaves the agent room beside them: its storm runs into the limit, and threads of its other parts must
+// not be the ones that are refused.
+const processLimit = hostileProcesses + 64
+
 // RunStop measures and writes how long stops take: each layer, all three from the command line, and what docker and
 // podman do with the same agent. A peer that is not installed is left out; a missed target is no error and stands
 // in the table.

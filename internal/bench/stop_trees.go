@@ -40,7 +40,7 @@ func (s *stops) shapes() []tree {
 }
 
 // treeRounds is how often each tree dies each way.
-const treeRounds = 3
+const treeRounds = 5
 
 // trees measures the session layer beside a bare write to cgroup.kill, by turns, on the same trees in the same kind
 // of kid. The same observer sees both end: `populated 0`.
