@@ -21,6 +21,8 @@ const (
 	EventKidSpawned     = "kid.spawned"
 	EventKidDestroyed   = "kid.destroyed"
 	EventKidRefused     = "kid.refused"
+	EventKidPaused      = "kid.paused"
+	EventKidResumed     = "kid.resumed"
 	EventExecStarted    = "exec.started"
 	EventExecEnded      = "exec.ended"
 	EventPolicyLoaded   = "policy.loaded"

@@ -129,6 +129,32 @@ func Thaw(v2dir, freezerDir string) error {
 	return nil
 }
 
+// Frozen says whether the v2 hierarchy holds dir frozen, by its own file or a parent's: nothing in it runs.
+// Unlike one of the v1 freezer, a process that is frozen there dies of SIGKILL at once.
+func Frozen(dir string) (bool, error) {
+	raw, err := os.ReadFile(filepath.Join(dir, "cgroup.events"))
+	if err != nil {
+		return false, fmt.Errorf("reading whether a cgroup is frozen: %w", err)
+	}
+	return bytes.Contains(raw, []byte("frozen 1\n")), nil
+}
+
+// WaitFrozen returns nil as soon as everything in dir is frozen, or ctx's error when that ends first: a task in
+// uninterruptible sleep takes its time.
+func WaitFrozen(ctx context.Context, dir string) error {
+	for {
+		frozen, err := Frozen(dir)
+		if err != nil || frozen {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for cgroup %s to freeze: %w", dir, ctx.Err())
+		case <-time.After(lookAgain):
+		}
+	}
+}
+
 // Populated says whether a process that is not a zombie is in dir or below. A cgroup that does not exist is
 // not populated.
 func Populated(dir string) (bool, error) {

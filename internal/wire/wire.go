@@ -27,6 +27,8 @@
 //	               GET    /v1/kids[?all=1]         []Kid; with all also those of proofs
 //	               GET    /v1/kids/{kid}           Kid
 //	               DELETE /v1/kids/{kid}?reason=…  idempotent
+//	               POST   /v1/kids/{kid}/pause     ChangeRequest; freezes it; idempotent
+//	               POST   /v1/kids/{kid}/resume    ChangeRequest; refused while a tag hangs on it; idempotent
 //	               POST   /v1/kids/{kid}/exec      ExecRequest -> stream of ExecFrame, one JSON a line
 //	               PUT    /v1/kids/{kid}/policy    PolicyRequest -> PolicyReply; an unreadable card changes nothing
 //	               POST   /v1/kids/{kid}/grants    GrantRequest -> Grant
@@ -270,8 +272,10 @@ type KidState string
 const (
 	KidSpawning   KidState = "spawning"
 	KidRunning    KidState = "running"
+	KidPaused     KidState = "paused"  // frozen: nothing in it runs until it is resumed
 	KidStopped    KidState = "stopped" // by a stop; only destroy is left
-	KidExited     KidState = "exited"
+	KidExited     KidState = "exited"  // its init ended; only destroy is left
+	KidOOM        KidState = "oom"     // it ran out of memory and was killed whole; only destroy is left
 	KidDestroying KidState = "destroying"
 )
 
@@ -280,6 +284,7 @@ type Kid struct {
 	Name    string                   `json:"name"`
 	Session string                   `json:"session"`
 	State   KidState                 `json:"state"`
+	Cause   string                   `json:"cause,omitempty"` // how it came to its state, where nobody asked for it
 	Purpose string                   `json:"purpose"`
 	Card    string                   `json:"card"`
 	Mark    uint32                   `json:"mark"`
@@ -288,6 +293,11 @@ type Kid struct {
 	Created time.Time                `json:"created"`
 	Timings map[string]time.Duration `json:"timings_ns,omitempty"` // stage -> duration
 	Proof   bool                     `json:"proof,omitempty"`      // killswitchd's own, for one proof
+}
+
+// ChangeRequest says why a kid is paused or resumed, for the record.
+type ChangeRequest struct {
+	Reason string `json:"reason,omitempty"`
 }
 
 // ExecRequest runs a command in a kid. Stdin is sent whole; nil means an empty input.

@@ -19,6 +19,7 @@ type Kids interface {
 	Spawn(ctx context.Context, r kids.Request) (wire.Kid, error)
 	Exec(ctx context.Context, name, actor string, r wire.ExecRequest, send func(wire.ExecFrame) error) error
 	Destroy(ctx context.Context, name, actor, why string) error
+	Lives
 	Get(ctx context.Context, name string) (wire.Kid, error)
 	List(ctx context.Context) []wire.Kid
 	ChangePolicy(ctx context.Context, name string, c kids.EgressChange) (wire.PolicyReply, error)
@@ -59,6 +60,7 @@ func Register(mux *http.ServeMux, cfg Config) {
 	} {
 		mux.HandleFunc(route, control.Admit(h, 0))
 	}
+	s.registerLife(mux)
 }
 
 type server struct {

@@ -20,6 +20,7 @@ import (
 )
 
 type fakeKids struct {
+	Lives   // nil: panics on an unexpected call
 	spawn   func(ctx context.Context, r kids.Request) (wire.Kid, error)
 	exec    func(ctx context.Context, name, actor string, r wire.ExecRequest, send func(wire.ExecFrame) error) error
 	destroy func(ctx context.Context, name, actor, why string) error

@@ -13,7 +13,7 @@ import (
 	"tagout/internal/instance"
 	"tagout/internal/reason"
 	"tagout/internal/session"
-	"tagout/internal/wire"
+	"tagout/sandboxd/lifecycle"
 )
 
 // nameAttempts is how many made-up names are tried.
@@ -36,10 +36,9 @@ func (m *Manager) claim(r Request) (*kid, error) {
 	if err != nil {
 		return nil, refuse(Capacity, reason.Capacity, "claiming a mark for kid %s: %w", name, err)
 	}
-	k := newKid(name)
-	k.state = wire.KidSpawning
+	k := newKid(name, lifecycle.New())
 	k.rec = record{
-		Version: recordVersion, State: wire.KidSpawning, Plan: r.Plan, Timings: map[string]time.Duration{},
+		Version: recordVersion, Plan: r.Plan, Timings: map[string]time.Duration{},
 		Session: m.newSession(name, index, seq, r),
 	}
 	if err := os.Mkdir(m.dir(name), 0o711); err != nil { // runc passes through as the kid's root user
@@ -65,7 +64,7 @@ func (m *Manager) claim(r Request) (*kid, error) {
 func (m *Manager) freeName(wanted string) (string, error) {
 	if wanted != "" {
 		if k := m.kids[wanted]; k != nil {
-			return "", refuse(Conflict, reason.OK, "the name %s is taken by a kid that is %s: choose another name, or destroy that kid first", wanted, k.state)
+			return "", refuse(Conflict, reason.OK, "the name %s is taken by a kid that is %s: choose another name, or destroy that kid first", wanted, k.state.Now())
 		}
 		return wanted, nil
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -17,17 +18,20 @@ import (
 	"tagout/sandboxd/network"
 )
 
-// Destroy removes the kid with all that was made for it and returns when it is gone. A kid that is not
-// there is not an error. When something cannot be removed yet, the kid stays denied and `destroying`, its
+// Destroy removes the kid, whatever state it is in, with all that was made for it and returns when it is gone. why
+// is for the record and must not be empty. A kid that is not there is not an error. When something cannot be removed yet, the kid stays denied and `destroying`, its
 // name and address stay taken, and Run goes on trying.
 func (m *Manager) Destroy(ctx context.Context, name, actor, why string) error {
+	if strings.TrimSpace(why) == "" {
+		return refuse(Invalid, reason.Malformed, "destroying kid %s: say why, for the record", name)
+	}
 	m.mu.Lock()
 	k := m.kids[name]
 	if k == nil {
 		m.mu.Unlock()
 		return nil
 	}
-	k.state = wire.KidDestroying
+	k.state.Enter(wire.KidDestroying) // possible from everywhere
 	k.cancel()
 	m.mu.Unlock()
 
@@ -36,7 +40,7 @@ func (m *Manager) Destroy(ctx context.Context, name, actor, why string) error {
 	if !m.holds(k) {
 		return nil // the spawn took itself back, or another destroy was first
 	}
-	m.setState(k, wire.KidDestroying)
+	m.enter(k, wire.KidDestroying)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardownTimeout)
 	defer cancel()
 	err := m.teardown(ctx, k)
@@ -94,13 +98,13 @@ func (m *Manager) Run(ctx context.Context) {
 	}
 }
 
-// inState returns the kids that are in that state now.
-func (m *Manager) inState(state wire.KidState) []*kid {
+// inState returns the kids that are in one of the states now.
+func (m *Manager) inState(any ...wire.KidState) []*kid {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var out []*kid
 	for _, k := range m.kids {
-		if k.state == state {
+		if k.state.Is(any...) {
 			out = append(out, k)
 		}
 	}

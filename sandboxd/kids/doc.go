@@ -5,6 +5,8 @@
 // in an order in which each moment denies at least as much as the one before; and that a kid whose sandboxd
 // died is either adopted as it is or torn down, never repaired: what a stop changed stays changed.
 //
+// A kid's state changes only as package lifecycle allows.
+//
 // It does not promise that a stop is noticed at once (killswitchd does the stopping), and it never opens a
 // road that its collaborators closed.
 package kids

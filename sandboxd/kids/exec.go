@@ -272,7 +272,7 @@ func (m *Manager) wasStopped(ctx context.Context, k *kid) bool {
 	deadline := time.Now().Add(stopGrace)
 	for {
 		m.mu.Lock()
-		destroying := k.state == wire.KidDestroying
+		destroying := k.state.Is(wire.KidDestroying)
 		m.mu.Unlock()
 		if destroying || m.isStopped(ctx, k) {
 			return true

@@ -11,6 +11,7 @@ import (
 
 	"tagout/internal/session"
 	"tagout/internal/wire"
+	"tagout/sandboxd/lifecycle"
 	"tagout/sandboxd/network"
 	"tagout/sandboxd/runtime"
 )
@@ -31,8 +32,7 @@ type kid struct {
 	goneOnce sync.Once
 
 	// Guarded by Manager.mu.
-	state     wire.KidState
-	stopped   bool // seen stopped once; never unset, because a release restarts nothing
+	state     lifecycle.State
 	lingering []*runtime.Running
 	unpushed  bool // some enforcement point has not taken the session document yet
 }
@@ -44,7 +44,7 @@ const recordVersion = 1
 // on a tmpfs; its tokens are opaque and worthless once credd has forgotten them.
 type record struct {
 	Version int                      `json:"version"`
-	State   wire.KidState            `json:"state"`
+	Whole   bool                     `json:"whole"` // it was made to the end: a successor may adopt it
 	Session session.Session          `json:"session"`
 	Plan    Plan                     `json:"plan"`
 	Tokens  map[string]string        `json:"tokens,omitempty"` // environment variable -> token
@@ -53,7 +53,9 @@ type record struct {
 	Timings map[string]time.Duration `json:"timings,omitempty"`
 }
 
-func newKid(name string) *kid { return &kid{name: name, cancel: func() {}, gone: make(chan struct{})} }
+func newKid(name string, state lifecycle.State) *kid {
+	return &kid{name: name, state: state, cancel: func() {}, gone: make(chan struct{})}
+}
 
 // markGone notes that kid-init has ended. Safe to call more than once.
 func (k *kid) markGone() { k.goneOnce.Do(func() { close(k.gone) }) }
@@ -128,12 +130,8 @@ func (m *Manager) load(name string) (record, error) {
 // view is what people see of the kid. Call it with Manager.mu held.
 func (k *kid) view() wire.Kid {
 	s := &k.rec.Session
-	state := k.state
-	if k.stopped && (state == wire.KidRunning || state == wire.KidExited) {
-		state = wire.KidStopped
-	}
 	return wire.Kid{
-		Name: k.name, Session: s.ID, State: state, Purpose: s.Purpose, Card: s.Card, Mark: s.Mark,
+		Name: k.name, Session: s.ID, State: k.state.Now(), Cause: k.state.Cause(), Purpose: s.Purpose, Card: s.Card, Mark: s.Mark,
 		Addr: s.Addr, Cgroup: s.Cgroup, Created: s.Created, Timings: k.rec.Timings, Proof: wire.IsProofKid(k.name),
 	}
 }

@@ -54,8 +54,7 @@ func (m *Manager) unstopped() []*kid {
 	defer m.mu.Unlock()
 	var out []*kid
 	for _, k := range m.kids {
-		if !k.stopped {
-			k.stopped = true
+		if k.state.Stop() {
 			out = append(out, k)
 		}
 	}

@@ -187,7 +187,7 @@ func TestOneNameOneKid(t *testing.T) {
 	if won != 1 || lost != 3 {
 		t.Errorf("%d won and %d lost, want 1 and 3", won, lost)
 	}
-	if err := b.Destroy(t.Context(), "k1", "test", ""); err != nil {
+	if err := b.Destroy(t.Context(), "k1", "test", "end of the test"); err != nil {
 		t.Fatal(err)
 	}
 	b.wantNothingLeft()
@@ -220,7 +220,7 @@ func TestDestroyWaitsForAHungGuard(t *testing.T) {
 	b := newBox(t, "tsbhung")
 	b.spawn("k1", plan())
 	b.guards.set("delete proxy", context.DeadlineExceeded)
-	if err := b.Destroy(t.Context(), "k1", "test", ""); err == nil {
+	if err := b.Destroy(t.Context(), "k1", "test", "end of the test"); err == nil {
 		t.Error("destroy with a hung proxy: no error")
 	}
 	if k, err := b.Get(t.Context(), "k1"); err != nil || k.State != wire.KidDestroying {
@@ -249,7 +249,7 @@ func TestDestroyWithDeadDaemons(t *testing.T) {
 	for _, call := range []string{"delete proxy", "delete dnsfilter", "forget"} {
 		b.guards.set(call, ErrDown)
 	}
-	if err := b.Destroy(t.Context(), "k1", "test", ""); err != nil {
+	if err := b.Destroy(t.Context(), "k1", "test", "end of the test"); err != nil {
 		t.Fatal(err)
 	}
 	b.guards.mu.Lock()
@@ -278,7 +278,7 @@ func TestDestroyEndsASpawn(t *testing.T) {
 			eventually(t, "the destroy", func() bool {
 				m.mu.Lock()
 				defer m.mu.Unlock()
-				return m.kids["k1"].state == wire.KidDestroying
+				return m.kids["k1"].state.Is(wire.KidDestroying)
 			})
 		}
 		return nil
@@ -288,7 +288,7 @@ func TestDestroyEndsASpawn(t *testing.T) {
 		spawned <- err
 	}()
 	<-reached
-	if err := b.Destroy(t.Context(), "k1", "test", ""); err != nil {
+	if err := b.Destroy(t.Context(), "k1", "test", "end of the test"); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-spawned; KindOf(err) != Conflict || !strings.Contains(err.Error(), "it was destroyed") {
@@ -348,7 +348,7 @@ func TestNothingRunsUnrecorded(t *testing.T) {
 	if _, err := runExec(t.Context(), b.Manager, "k1", wire.ExecRequest{Argv: []string{"true"}}); KindOf(err) != Capacity {
 		t.Errorf("exec: %v", err)
 	}
-	if err := b.Destroy(t.Context(), "k1", "test", ""); err != nil {
+	if err := b.Destroy(t.Context(), "k1", "test", "end of the test"); err != nil {
 		t.Error(err)
 	}
 	b.wantNothingLeft()

@@ -134,11 +134,11 @@ func notFound(name string) error {
 	return refuse(NotFound, reason.UnknownSession, "there is no kid called %s: `tagout list` shows those that there are", name)
 }
 
-// setState notes where the kid is in its life.
-func (m *Manager) setState(k *kid, s wire.KidState) {
+// enter takes the kid on to the state to, or says that there is no way there.
+func (m *Manager) enter(k *kid, to wire.KidState) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	k.state = s
+	return k.state.Enter(to)
 }
 
 // log writes an audit record of the kid.

@@ -70,7 +70,7 @@ func (m *Manager) PolicyRefused(name, actor, by string, why error) {
 	m.log(k, rec)
 }
 
-// withRunning runs fn while nothing else changes the kid, which must be running and under no tag.
+// withRunning runs fn while nothing else changes the kid, which must be running or paused, and under no tag.
 func (m *Manager) withRunning(ctx context.Context, name string, fn func(k *kid) error) error {
 	m.mu.Lock()
 	k := m.kids[name]
@@ -86,11 +86,11 @@ func (m *Manager) withRunning(ctx context.Context, name string, fn func(k *kid) 
 	if !same {
 		return notFound(name)
 	}
-	if state != wire.KidRunning {
+	if !state.Alive() {
 		if err := m.clear(ctx, k); KindOf(err) == Tagged {
 			return err // who stopped it, and why
 		}
-		return refuse(Conflict, reason.OK, "kid %s is %s: only a running kid's policy can be changed", name, state)
+		return refuse(Conflict, reason.OK, "kid %s is %s: only a living kid's policy can be changed", name, state.Now())
 	}
 	if err := m.clear(ctx, k); err != nil {
 		return err
@@ -169,9 +169,12 @@ func (m *Manager) converge(ctx context.Context, k *kid) (cut int, err error) {
 	return cut, nil
 }
 
+// policed are the states in which a policy still means something: what a stop left open is still the policy's.
+var policed = []wire.KidState{wire.KidRunning, wire.KidPaused, wire.KidStopped}
+
 // tend brings policies up to date: grants that ran out are taken out, and what was not taken is pushed again.
 func (m *Manager) tend(ctx context.Context) {
-	for _, k := range m.inState(wire.KidRunning) {
+	for _, k := range m.inState(policed...) {
 		if !k.life.TryLock() {
 			continue // somebody is at it
 		}
@@ -182,7 +185,7 @@ func (m *Manager) tend(ctx context.Context) {
 
 func (m *Manager) tendKid(ctx context.Context, k *kid) {
 	m.mu.Lock()
-	skip, unpushed := k.state != wire.KidRunning, k.unpushed
+	skip, unpushed := !k.state.Is(policed...), k.unpushed
 	m.mu.Unlock()
 	if skip {
 		return

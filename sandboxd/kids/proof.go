@@ -39,7 +39,7 @@ func (m *Manager) proofName() (string, error) {
 	defer m.mu.Unlock()
 	for _, k := range m.kids {
 		if wire.IsProofKid(k.name) {
-			return "", refuse(Conflict, reason.OK, "%s of another proof is still %s", k.name, k.state)
+			return "", refuse(Conflict, reason.OK, "%s of another proof is still %s", k.name, k.state.Now())
 		}
 	}
 	m.proofs++

@@ -72,7 +72,7 @@ func TestProofKidIsNotAdopted(t *testing.T) {
 	if kids := b.List(t.Context()); len(kids) != 1 || kids[0].Name != "real" {
 		t.Errorf("kids after the restart: %+v", kids)
 	}
-	if err := b.Destroy(t.Context(), "real", "test", ""); err != nil {
+	if err := b.Destroy(t.Context(), "real", "test", "end of the test"); err != nil {
 		t.Fatal(err)
 	}
 	b.wantNothingLeft()

@@ -10,7 +10,7 @@ import (
 
 	"tagout/internal/cgroup"
 	"tagout/internal/session"
-	"tagout/internal/wire"
+	"tagout/sandboxd/lifecycle"
 	"tagout/sandboxd/network"
 	"tagout/sandboxd/runtime"
 )
@@ -111,8 +111,7 @@ func (m *Manager) traces() ([]string, error) {
 // adopt returns the kid called name, ready to go on where why is nil and ready to be torn down where it
 // says why not.
 func (m *Manager) adopt(ctx context.Context, name string) (k *kid, why error) {
-	k = newKid(name)
-	k.state = wire.KidDestroying
+	k = newKid(name, lifecycle.Leftover())
 	doc, docErr := m.store.Get(name)
 	rec, err := m.load(name)
 	if err != nil {
@@ -130,8 +129,8 @@ func (m *Manager) adopt(ctx context.Context, name string) (k *kid, why error) {
 		return k, errors.New("its session document is another session's")
 	case rec.Plan.Proof:
 		return k, errors.New("it was there for one proof")
-	case rec.State != wire.KidRunning:
-		return k, fmt.Errorf("it was %s", rec.State)
+	case !rec.Whole:
+		return k, errors.New("it was half made")
 	}
 	if _, ok := m.cfg.Images[rec.Plan.Image]; !ok {
 		return k, fmt.Errorf("its image %q is not known", rec.Plan.Image)
@@ -144,13 +143,17 @@ func (m *Manager) adopt(ctx context.Context, name string) (k *kid, why error) {
 	if err != nil {
 		return k, err
 	}
-	if state.Status != runtime.StatusRunning {
+	if state.Status != runtime.StatusRunning && state.Status != runtime.StatusPaused {
 		return k, fmt.Errorf("its container is %s", state.Status)
 	}
 	if index, ok, err := network.Index(doc.Link); err != nil || !ok || index != rec.IfIndex {
 		return k, errors.Join(errors.New("its network is not the one that was made for it"), err)
 	}
-	k.pid, k.state = state.PID, wire.KidRunning
+	paused, err := cgroup.Frozen(doc.Cgroup)
+	if err != nil {
+		return k, err
+	}
+	k.pid, k.state = state.PID, lifecycle.Adopted(paused)
 	return k, nil
 }
 

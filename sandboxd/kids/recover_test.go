@@ -114,7 +114,7 @@ func TestKilledSandboxdIsSucceeded(t *testing.T) {
 		t.Errorf("the next kid shares mark or address with the adopted one: %+v", k)
 	}
 	for _, name := range []string{"whole", "next"} {
-		if err := b.Destroy(t.Context(), name, "test", ""); err != nil {
+		if err := b.Destroy(t.Context(), name, "test", "end of the test"); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -64,12 +64,7 @@ func (m *Manager) Spawn(ctx context.Context, r Request) (wire.Kid, error) {
 	timings["total"] = time.Since(began)
 	m.mu.Lock()
 	k.rec.Timings = timings
-	k.state = wire.KidRunning
-	select {
-	case <-k.gone: // a stop was faster
-		k.state = wire.KidExited
-	default:
-	}
+	k.state.Enter(wire.KidRunning) // refused where a stop, a destroy or the kid's own end was faster
 	view := k.view()
 	m.mu.Unlock()
 	m.spawned(k, r)
@@ -152,7 +147,7 @@ func (m *Manager) refused(r Request, name string, began time.Time, err error) (w
 // rollback takes everything back and returns why. What cannot be taken back now stays claimed, denied, and
 // is tried again by Run.
 func (m *Manager) rollback(ctx context.Context, k *kid, cause error) error {
-	m.setState(k, wire.KidDestroying)
+	m.enter(k, wire.KidDestroying)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardownTimeout)
 	defer cancel()
 	if err := m.teardown(ctx, k); err != nil {

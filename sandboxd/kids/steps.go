@@ -222,6 +222,6 @@ func (m *Manager) startContainer(ctx context.Context, k *kid) error {
 	if err := m.cfg.Runtime.Start(ctx, k.name); err != nil {
 		return err
 	}
-	k.rec.State = wire.KidRunning
+	k.rec.Whole = true
 	return m.save(k)
 }

@@ -33,11 +33,7 @@ func (m *Manager) watch(k *kid) {
 }
 
 func (m *Manager) ended(k *kid) {
-	m.mu.Lock()
-	if k.state == wire.KidRunning {
-		k.state = wire.KidExited
-	}
-	m.mu.Unlock()
+	m.enter(k, wire.KidExited) // refused where it is being destroyed or was stopped
 	k.markGone()
 	m.isStopped(context.Background(), k) // nobody waits for it
 }
@@ -46,7 +42,7 @@ func (m *Manager) ended(k *kid) {
 // stays so. A killswitchd that does not answer adds nothing.
 func (m *Manager) isStopped(ctx context.Context, k *kid) bool {
 	m.mu.Lock()
-	stopped := k.stopped
+	stopped := k.state.Stopped()
 	m.mu.Unlock()
 	if stopped {
 		return true
@@ -70,7 +66,7 @@ func (m *Manager) noteStops(ctx context.Context) {
 	m.mu.Lock()
 	all := make([]*kid, 0, len(m.kids))
 	for _, k := range m.kids {
-		if !k.stopped {
+		if !k.state.Stopped() {
 			all = append(all, k)
 		}
 	}
@@ -86,7 +82,7 @@ func (m *Manager) noteStops(ctx context.Context) {
 func (m *Manager) noteStopped(k *kid) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	k.stopped = true
+	k.state.Stop()
 }
 
 // tags returns the tags that hang, none where killswitchd does not answer soon.

@@ -83,6 +83,7 @@ type Status string
 const (
 	StatusCreated Status = "created"
 	StatusRunning Status = "running"
+	StatusPaused  Status = "paused" // never seen where v1 controllers are: runc asks their freezer
 	StatusStopped Status = "stopped"
 )
 
