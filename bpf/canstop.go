@@ -14,6 +14,9 @@ func (m *Maps) CanStop() error {
 	if err := m.remove(tagoutMapStopped, uint32(0)); err != nil {
 		return err
 	}
+	if err := m.remove(tagoutMapRevoked, uint32(0)); err != nil {
+		return err
+	}
 	// Array entries cannot be deleted: EINVAL is the answer to those who may write.
 	if err := m.remove(tagoutMapStopAll, uint32(0)); err != nil && !errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("checking the global flag: %w", err)

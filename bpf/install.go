@@ -13,7 +13,7 @@ import (
 )
 
 // layoutVersion is TAGOUT_LAYOUT of maps.h; a test compares the two.
-const layoutVersion = 4
+const layoutVersion = 5
 
 // ErrLayout means that maps of another version are installed, whose contents this version cannot read.
 var ErrLayout = errors.New("the installed BPF maps are of another Tagout version: destroy the kids, run `tagout cleanup`, then `tagout setup`")
@@ -167,7 +167,7 @@ func pins(coll *ebpf.Collection, cfg Config) []pin {
 		}
 		p := pin{name: name, obj: m, gid: cfg.GID, mode: 0o640}
 		switch name {
-		case tagoutMapSessions, tagoutMapStopped, tagoutMapStopAll, tagoutMapLeases:
+		case tagoutMapSessions, tagoutMapStopped, tagoutMapStopAll, tagoutMapLeases, tagoutMapRevoked:
 			p.uid = cfg.KillUID
 		case tagoutMapEvents:
 			p.gid, p.mode = 0, 0o600

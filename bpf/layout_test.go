@@ -15,6 +15,7 @@ import (
 
 	"tagout/internal/instance"
 	"tagout/internal/reason"
+	"tagout/internal/session"
 )
 
 func mustSpec(t testing.TB) *ebpf.CollectionSpec {
@@ -99,21 +100,22 @@ func TestLayoutsMatchBTF(t *testing.T) {
 
 // Pinned layouts outlive builds. Whoever changes one sees this fail and must raise TAGOUT_LAYOUT with it.
 func TestLayoutIsThatOfItsVersion(t *testing.T) {
-	const want = `4 counters Hash 4 760 1024
-4 events RingBuf 0 0 1048576
-4 floods LRUHash 28 32 8192
-4 flows LRUHash 8 32 65536
-4 kid_cgroups Hash 8 4 1024
-4 kid_links Hash 4 4 1024
-4 layout Array 4 4 1
-4 leases Hash 4 8 1024
-4 lost Array 4 8 2
-4 ports Hash 8 1 16384
-4 sessions Hash 4 8 1024
-4 sockets LRUHash 8 32 65536
-4 stop_all Array 4 4 1
-4 stopped Hash 4 8 1024
-4 syns LRUHash 8 32 16384
+	const want = `5 counters Hash 4 768 1024
+5 events RingBuf 0 0 1048576
+5 floods LRUHash 28 32 8192
+5 flows LRUHash 8 32 65536
+5 kid_cgroups Hash 8 4 1024
+5 kid_links Hash 4 4 1024
+5 layout Array 4 4 1
+5 leases Hash 4 8 1024
+5 lost Array 4 8 2
+5 ports Hash 8 1 16384
+5 revoked Hash 4 8 1024
+5 sessions Hash 4 8 1024
+5 sockets LRUHash 8 32 65536
+5 stop_all Array 4 4 1
+5 stopped Hash 4 8 1024
+5 syns LRUHash 8 32 16384
 `
 	var got strings.Builder
 	spec := mustSpec(t)
@@ -128,7 +130,7 @@ func TestLayoutIsThatOfItsVersion(t *testing.T) {
 
 func TestConstantsOfTheHeaders(t *testing.T) {
 	for file, wants := range map[string]map[string]int{
-		"maps.h":    {"TAGOUT_LAYOUT": layoutVersion, "REASONS": len(tagoutTally{}.Denied)},
+		"maps.h":    {"TAGOUT_LAYOUT": layoutVersion, "REASONS": len(tagoutTally{}.Denied), "MARK_SECRET": session.SecretBit},
 		"verdict.h": {"PORT_DNS": instance.PortDNS, "PORT_PROXY": instance.PortExplicit},
 	} {
 		src, err := os.ReadFile(file)

@@ -11,7 +11,7 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_endian.h>
 
-#define TAGOUT_LAYOUT 4
+#define TAGOUT_LAYOUT 5
 
 #ifndef AF_INET
 #define AF_INET 2
@@ -89,6 +89,9 @@ struct traffic {
 	__u64 last_pass; /* CLOCK_BOOTTIME, ns */
 };
 
+/* Set in the mark of a socket whose requests carry a secret, beside the session's own mark (session.SecretBit). */
+#define MARK_SECRET 16777216
+
 #define REASONS 32
 
 struct tally {
@@ -99,6 +102,7 @@ struct tally {
 	__u64 window;          /* the budget's current window */
 	__u64 emitted;         /* events in it */
 	__u64 quiet[REASONS];  /* denials among denied that are housekeeping: nobody's attempt */
+	__u64 last_secret;     /* CLOCK_BOOTTIME (ns) of the last packet of a socket that carries a secret which passed upward */
 };
 
 /* Denials without an event, by destination: the readable part of a flood. The oldest are forgotten, and only
@@ -178,6 +182,8 @@ MAP(stopped, HASH, __u32, __u64, 1024);         /* mark -> boot time of its stop
 MAP(leases, HASH, __u32, __u64, 1024);          /* mark -> CLOCK_BOOTTIME (ns) at which its lease runs out; no entry
                                                    has run out. A map of its own, so that a renewal neither
                                                    undoes a stop nor brings a session back. */
+MAP(revoked, HASH, __u32, __u64, 1024);         /* mark -> boot time since which its sockets that carry secrets pass
+                                                   nothing; the others go on */
 MAP(kid_cgroups, HASH, __u64, __u32, 1024);     /* cgroup id -> mark */
 MAP(kid_links, HASH, __u32, __u32, 1024);       /* host-side ifindex -> mark */
 MAP(ports, HASH, struct port_key, __u8, 16384);

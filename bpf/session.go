@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -71,13 +72,13 @@ func (m *Maps) needCounters(mark uint32) error {
 	return makeCounters(t, mark)
 }
 
-// DeleteSession forgets the session, its lease, its stop and its counters; its mark is unknown from then on. Deleting
+// DeleteSession forgets the session, its lease, its stops and its counters; its mark is unknown from then on. Deleting
 // twice is not an error. Its ports are ForgetPorts' business.
 func (m *Maps) DeleteSession(mark uint32) error {
 	if err := m.remove(tagoutMapSessions, mark); err != nil {
 		return err // the stop must outlast the session
 	}
-	return errors.Join(m.remove(tagoutMapLeases, mark), m.remove(tagoutMapStopped, mark), m.remove(tagoutMapCounters, mark))
+	return errors.Join(m.remove(tagoutMapLeases, mark), m.remove(tagoutMapStopped, mark), m.remove(tagoutMapRevoked, mark), m.remove(tagoutMapCounters, mark))
 }
 
 // StopSession denies the session everything from now on, established flows included, for good. It works for
@@ -103,6 +104,24 @@ func (m *Maps) stopEntry(mark uint32) error {
 	e.State = StateStopped
 	raw := e.raw()
 	return t.Update(mark, &raw, ebpf.UpdateExist)
+}
+
+// RevokeSecrets drops, from now on and for good, every packet of the session's upstream sockets that carry a secret.
+// Its other sockets go on. It works for marks that are not known yet.
+func (m *Maps) RevokeSecrets(mark uint32) error { return m.put(tagoutMapRevoked, mark, bootNow()) }
+
+// Secrets says whether the session's secrets are revoked, and when (CLOCK_BOOTTIME) a packet of a socket that carries
+// one last left the box; 0 = never.
+func (m *Maps) Secrets(mark uint32) (revoked bool, last time.Duration, err error) {
+	var when uint64
+	if revoked, err = m.get(tagoutMapRevoked, mark, &when); err != nil {
+		return false, 0, err
+	}
+	var raw tagoutTally
+	if _, err = m.get(tagoutMapCounters, mark, &raw); err != nil {
+		return false, 0, err
+	}
+	return revoked, time.Duration(raw.LastSecret), nil // boot time
 }
 
 // StopAll sets or clears the global flag. While it is set no session of the instance passes anything.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"tagout/internal/reason"
+	"tagout/internal/session"
 )
 
 // exchange sends on a connected socket and says whether the echo came back.
@@ -174,6 +175,63 @@ func TestDaemonMarks(t *testing.T) {
 	must(t, m.StopAll(true))
 	if _, ok := dial(0, at(tGateway, 3128)); ok {
 		t.Error("kid-side connections of the proxy work although everything is stopped")
+	}
+}
+
+// What the sockets send that carry a secret stops with one write, established connections and new ones; the session's
+// other sockets go on, and so do other sessions' secrets.
+func TestRevokedSecrets(t *testing.T) {
+	s, m := installed(t, "tbpfsec")
+	newWorld(t)
+	echoTCP(t, at(tWorld, 443))
+	const other = tMark + 1
+	must(t, m.PutSession(other, SessionEntry{State: StateActive, Addr: tKid.Next()}))
+	must(t, m.GrantLease(other, soonOver()))
+	proxy := startHelper(t, s.daemon)
+	dial := func(mark int) (int, bool) {
+		fd := proxy.socket(v4, stream)
+		proxy.expect(request{Op: "mark", FD: fd, Len: mark})
+		errno := proxy.call(request{Op: "connect", FD: fd, Addr: at(tWorld, 443)}).Errno
+		return fd, errno == 0 && proxy.exchange(fd)
+	}
+	open := map[string]int{}
+	for name, mark := range map[string]int{"secret": tMark | session.SecretBit, "plain": tMark, "other": other | session.SecretBit} {
+		fd, ok := dial(mark)
+		if !ok {
+			t.Fatalf("%s: no connection", name)
+		}
+		open[name] = fd
+	}
+	on, last, err := m.Secrets(tMark)
+	if on || last == 0 || err != nil {
+		t.Errorf("before: %v %v %v", on, last, err)
+	}
+	must(t, m.RevokeSecrets(tMark))
+	since := time.Duration(bootNow())
+	if !proxy.cut(open["secret"]) {
+		t.Error("a secret still passes")
+	}
+	if on, last, err = m.Secrets(tMark); !on || last == 0 || last > since || err != nil {
+		t.Errorf("revoked %v, last packet %v, revoked at %v, %v", on, last, since, err)
+	}
+	for _, name := range []string{"plain", "other"} {
+		if !proxy.exchange(open[name]) {
+			t.Errorf("%s was cut too", name)
+		}
+	}
+	if _, ok := dial(tMark | session.SecretBit); ok {
+		t.Error("a new socket with a secret passes")
+	}
+	if _, ok := dial(tMark); !ok {
+		t.Error("a new socket without one does not")
+	}
+	must(t, m.StopSession(other))
+	if !proxy.cut(open["other"]) {
+		t.Error("a stopped session's secrets pass")
+	}
+	must(t, m.DeleteSession(tMark))
+	if on, _, err := m.Secrets(tMark); on || err != nil {
+		t.Errorf("after the session: %v, %v", on, err)
 	}
 }
 

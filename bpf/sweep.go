@@ -16,6 +16,7 @@ func (m *Maps) Sweep(keep func(mark uint32) bool) error {
 		sweep(m, tagoutMapSessions, func(mark uint32, _ tagoutSession) bool { return keep(mark) }),
 		sweep(m, tagoutMapLeases, func(mark uint32, _ uint64) bool { return keep(mark) }),
 		sweep(m, tagoutMapStopped, func(mark uint32, _ uint64) bool { return keep(mark) }),
+		sweep(m, tagoutMapRevoked, func(mark uint32, _ uint64) bool { return keep(mark) }),
 		// Those of no session (0) and of the box itself are there from the start.
 		sweep(m, tagoutMapCounters, func(mark uint32, _ tagoutTally) bool { return mark&sequenceMask == 0 || keep(mark) }),
 	}

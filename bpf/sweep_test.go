@@ -10,7 +10,7 @@ import (
 func (m *Maps) entries(t *testing.T) map[string]int {
 	t.Helper()
 	out := map[string]int{}
-	for _, name := range []string{tagoutMapKidCgroups, tagoutMapKidLinks, tagoutMapPorts, tagoutMapSessions, tagoutMapLeases, tagoutMapStopped, tagoutMapCounters} {
+	for _, name := range []string{tagoutMapKidCgroups, tagoutMapKidLinks, tagoutMapPorts, tagoutMapSessions, tagoutMapLeases, tagoutMapStopped, tagoutMapRevoked, tagoutMapCounters} {
 		table, err := m.table(name)
 		must(t, err)
 		var key, value []byte
@@ -33,6 +33,7 @@ func TestSweepForgetsWhatIsNotKept(t *testing.T) {
 	must(t, m.PutKid(cgroupID(t, s.kid)+1, 4322, lost))
 	must(t, m.AllowPort(lost, unix.IPPROTO_TCP, tPort))
 	must(t, m.StopSession(lost))
+	must(t, m.RevokeSecrets(lost))
 	must(t, m.Sweep(func(mark uint32) bool { return mark == tMark }))
 	after := m.entries(t)
 	for name := range after {

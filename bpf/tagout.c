@@ -261,11 +261,18 @@ __inline_always enum tagout_reason unmarked_verdict(const struct flow *f, const 
 	return !all || *all ? REASON_STOPPED : REASON_OK;
 }
 
-/* marked_verdict: a session's own traffic. The metadata check backs the proxy's; resolvers may live there. */
-__inline_always enum tagout_reason marked_verdict(const struct who *w, const struct flow *f, enum direction dir)
+/*
+ * marked_verdict: a session's own traffic. The metadata check backs the proxy's; resolvers may live there. A secret
+ * that the proxy took before the session's tokens were revoked must not go out afterwards, whoever is slow or hangs.
+ */
+__inline_always enum tagout_reason marked_verdict(const struct who *w, const struct flow *f, enum direction dir,
+						  int secret)
 {
 	enum tagout_reason r = session_verdict(w);
+	__u32 mark = w->mark;
 
+	if (!r && secret && bpf_map_lookup_elem(&revoked, &mark))
+		return REASON_STOPPED;
 	if (r || dir == DOWN || f->dport == PORT_DNS)
 		return r;
 	if (f->family == AF_INET6 ? is_metadata6(f->dst) : is_metadata4(bpf_ntohl(f->dst[0])))
@@ -280,11 +287,14 @@ __inline_always int daemon_packet(struct __sk_buff *skb, enum hook hook, enum di
 	struct who w = {};
 	struct tally *c;
 	enum tagout_reason r;
+	int secret = 0;
 
 	parse(skb, skb->protocol, 0, &f);
 	if (sk) {
 		__u32 mark = sk->mark;
 
+		secret = !!(mark & MARK_SECRET);
+		mark &= ~MARK_SECRET;
 		if (mark)
 			find_session(&w, &mark);
 	}
@@ -295,7 +305,7 @@ __inline_always int daemon_packet(struct __sk_buff *skb, enum hook hook, enum di
 	else if (w.mark == box_mark)
 		r = REASON_OK;
 	else
-		r = marked_verdict(&w, &f, dir);
+		r = marked_verdict(&w, &f, dir, secret);
 	if (!r && !w.mark) {
 		if (dir == DOWN)
 			note_translated(&f);
@@ -303,6 +313,8 @@ __inline_always int daemon_packet(struct __sk_buff *skb, enum hook hook, enum di
 	}
 	c = counters_of(w.mark);
 	count_packet(c, POINT_UPSTREAM, dir, !r, skb->len);
+	if (c && !r && secret && dir == UP)
+		c->last_secret = bpf_ktime_get_boot_ns();
 	if (r && dir == UP)
 		tell(c, hook, r, &w, &f, 0);
 	return r ? DENY : ALLOW;

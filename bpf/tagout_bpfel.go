@@ -150,12 +150,13 @@ type tagoutTally struct {
 		DroppedBytes   [2]uint64
 		LastPass       uint64
 	}
-	Denied  [32]uint64
-	Refused uint64
-	Unsaid  uint64
-	Window  uint64
-	Emitted uint64
-	Quiet   [32]uint64
+	Denied     [32]uint64
+	Refused    uint64
+	Unsaid     uint64
+	Window     uint64
+	Emitted    uint64
+	Quiet      [32]uint64
+	LastSecret uint64
 }
 
 // Names of all BPF objects in the ELF.
@@ -172,6 +173,7 @@ const (
 	tagoutMapLeases          = "leases"
 	tagoutMapLost            = "lost"
 	tagoutMapPorts           = "ports"
+	tagoutMapRevoked         = "revoked"
 	tagoutMapSessions        = "sessions"
 	tagoutMapSockets         = "sockets"
 	tagoutMapStopAll         = "stop_all"
@@ -272,6 +274,7 @@ type tagoutMapSpecs struct {
 	Leases     *ebpf.MapSpec `ebpf:"leases"`
 	Lost       *ebpf.MapSpec `ebpf:"lost"`
 	Ports      *ebpf.MapSpec `ebpf:"ports"`
+	Revoked    *ebpf.MapSpec `ebpf:"revoked"`
 	Sessions   *ebpf.MapSpec `ebpf:"sessions"`
 	Sockets    *ebpf.MapSpec `ebpf:"sockets"`
 	StopAll    *ebpf.MapSpec `ebpf:"stop_all"`
@@ -328,6 +331,7 @@ type tagoutMaps struct {
 	Leases     *ebpf.Map `ebpf:"leases"`
 	Lost       *ebpf.Map `ebpf:"lost"`
 	Ports      *ebpf.Map `ebpf:"ports"`
+	Revoked    *ebpf.Map `ebpf:"revoked"`
 	Sessions   *ebpf.Map `ebpf:"sessions"`
 	Sockets    *ebpf.Map `ebpf:"sockets"`
 	StopAll    *ebpf.Map `ebpf:"stop_all"`
@@ -347,6 +351,7 @@ func (m *tagoutMaps) Close() error {
 		m.Leases,
 		m.Lost,
 		m.Ports,
+		m.Revoked,
 		m.Sessions,
 		m.Sockets,
 		m.StopAll,

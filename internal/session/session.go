@@ -17,6 +17,10 @@ import (
 // Version is the document version that this build writes and the only one that it reads.
 const Version = 1
 
+// SecretBit is set, beside the session's own mark, in the mark of every upstream socket whose requests carry a secret.
+// The kernel drops what such a socket sends once the session's secrets are revoked there.
+const SecretBit = 1 << 24
+
 // Session is one kid's life from spawn to destroy.
 type Session struct {
 	Version    int           `json:"version"`
