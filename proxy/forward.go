@@ -64,7 +64,7 @@ func (c *conn) dialFor(ctx context.Context) (*countedConn, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(c.ctx, cancel)()
-	u, err := c.dial(ctx, x.target, x.rule)
+	u, err := c.dial(ctx, x.target, x.rule, x.mark())
 	if err != nil {
 		return nil, err
 	}

@@ -261,6 +261,48 @@ func TestTokensAreSwappedAtEveryUse(t *testing.T) {
 	}
 }
 
+// TestSecretsHaveSocketsOfTheirOwn: the kernel tells by the mark which sockets a revocation is about, so requests with
+// and without a secret never share one, whether they go by a line or by an HTTP client.
+func TestSecretsHaveSocketsOfTheirOwn(t *testing.T) {
+	w := newWorld(t)
+	w.tokens.resolve = credd
+	var mu sync.Mutex
+	secretive, plain := map[string]bool{}, map[string]bool{}
+	c, _ := w.judged(true, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		if r.Header.Get("X-Api-Key") == realValue {
+			secretive[r.RemoteAddr] = true
+		} else {
+			plain[r.RemoteAddr] = true
+		}
+	}), func(r *policy.Rule) { r.Credential = "api" })
+	var all string
+	for range 2 {
+		for _, head := range []string{"GET / HTTP/1.1\r\n", "POST / HTTP/1.1\r\nContent-Length: 0\r\n"} {
+			for _, field := range []string{"X-Api-Key: " + token, "X-None: 1"} {
+				all += head + "Host: " + apiHost + "\r\n" + field + "\r\n\r\n"
+			}
+		}
+	}
+	for _, r := range ask(t, c, all, 8) {
+		if r.StatusCode != http.StatusOK {
+			t.Errorf("answered %d", r.StatusCode)
+		}
+	}
+	if len(secretive) == 0 || len(plain) == 0 {
+		t.Fatalf("sockets with secrets %v, without %v", secretive, plain)
+	}
+	for at := range secretive {
+		if plain[at] {
+			t.Errorf("%s carried both", at)
+		}
+	}
+	if n := w.secretive.Load(); n != int64(len(secretive)) {
+		t.Errorf("%d sockets are marked for secrets, %d carried some", n, len(secretive))
+	}
+}
+
 // TestSecretsDoNotComeBack (invariant 3): services that show what they were sent exist, and a kid may ask one on
 // purpose. Whatever part of the answer holds the secret, in the forms in which such services write it down, the
 // kid does not get it; and an answer that cannot be looked through does not reach it.

@@ -29,8 +29,8 @@ type layer struct {
 	next     *onward      // written before done is closed: where a CONNECT leads
 
 	mu      sync.Mutex
-	clients map[string]*http.Transport // guarded by mu: by ruleKey
-	lines   map[string]*line           // guarded by mu: by ruleKey, those that are idle
+	clients map[string]*http.Transport // guarded by mu: by road
+	lines   map[string]*line           // guarded by mu: by road, those that are idle
 
 	once sync.Once
 	done chan struct{}
@@ -60,11 +60,10 @@ func (l *layer) Close() error {
 	return nil
 }
 
-// client returns the HTTP client for requests that rule allows.
-func (l *layer) client(rule *policy.Rule) *http.Transport {
+// client returns the HTTP client for requests that go by that road.
+func (l *layer) client(key string) *http.Transport {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	key := ruleKey(rule)
 	if l.clients[key] == nil {
 		if l.clients == nil {
 			l.clients = map[string]*http.Transport{}

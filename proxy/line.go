@@ -15,6 +15,8 @@ import (
 
 	"golang.org/x/net/http/httpguts"
 	"golang.org/x/sys/unix"
+
+	"tagout/internal/session"
 )
 
 // line is a connection to the server of an HTTP/1.1 layer, for one rule, on which requests without a body are sent
@@ -88,12 +90,12 @@ func (p *Proxy) carry(w *responder, x *exchange, r *http.Request) {
 // roundTrip sends a judged request and returns its answer.
 func (x *exchange) roundTrip(r *http.Request) (*http.Response, error) {
 	if !x.fitsLine(r) {
-		return x.layer.client(x.rule).RoundTrip(r)
+		return x.layer.client(x.road()).RoundTrip(r)
 	}
 	if err := checkFields(r.Header); err != nil {
 		return nil, err
 	}
-	key := ruleKey(x.rule)
+	key := x.road()
 	for {
 		l := x.layer.takeLine(key)
 		used := l != nil
@@ -114,6 +116,27 @@ func (x *exchange) roundTrip(r *http.Request) (*http.Response, error) {
 		// The server hung up before it could have seen the request: once more on a new line, as http.Transport does
 		// with these methods.
 	}
+}
+
+// road tells the sockets apart that a request may share with others: those of its rule, and never one that carries
+// secrets with one that does not (see mark).
+func (x *exchange) road() string {
+	key := ruleKey(x.rule)
+	if len(x.swapped) > 0 {
+		key += "\x00secret"
+	}
+	return key
+}
+
+// mark is what the exchange's upstream socket is marked with. One that carries a secret says so from before its first
+// packet: when the session's secrets are revoked, the kernel drops whatever of it has not left yet, however long ago
+// credd gave the secret out.
+func (x *exchange) mark() uint32 {
+	mark := x.c.sess.doc.Mark
+	if len(x.swapped) > 0 {
+		mark |= session.SecretBit
+	}
+	return mark
 }
 
 // checkFields makes sure that no field, a secret that was put into it included, can end early.

@@ -246,7 +246,7 @@ func (c *conn) established() {
 // tunnel relays a connection as it is. first is sent before the client's next bytes; ahead is those of them that
 // were read already, and follows once a TLS server has answered.
 func (p *Proxy) tunnel(c *conn, t target, rule *policy.Rule, first, ahead []byte) {
-	u, err := c.dial(c.ctx, t, rule)
+	u, err := c.dial(c.ctx, t, rule, c.sess.doc.Mark)
 	if err != nil {
 		c.refuseInItsWords(asRefusal(err), first)
 		return

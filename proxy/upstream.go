@@ -18,14 +18,14 @@ import (
 const minDialTry = time.Second
 
 // dial resolves the target's name and connects to the first of its addresses that the policy allows and that
-// answers. The error is a refusal.
-func (c *conn) dial(ctx context.Context, t target, rule *policy.Rule) (*upstream, error) {
+// answers, over a socket with the given mark. The error is a refusal.
+func (c *conn) dial(ctx context.Context, t target, rule *policy.Rule, mark uint32) (*upstream, error) {
 	start := time.Now()
 	addrs, err := c.resolve(ctx, t, rule)
 	if err != nil {
 		return nil, err
 	}
-	u, err := c.connect(ctx, t, rule, addrs)
+	u, err := c.connect(ctx, t, rule, mark, addrs)
 	if err != nil {
 		c.sess.known.drop(t.name)
 	}
@@ -82,14 +82,14 @@ func (c *conn) resolve(ctx context.Context, t target, rule *policy.Rule) ([]neti
 }
 
 // connect tries one address after the other; a dead one costs its share of the time and no more.
-func (c *conn) connect(ctx context.Context, t target, rule *policy.Rule, addrs []netip.Addr) (*upstream, error) {
+func (c *conn) connect(ctx context.Context, t target, rule *policy.Rule, mark uint32, addrs []netip.Addr) (*upstream, error) {
 	now := time.Now()
 	deadline := now.Add(c.p.cfg.Limits.Connect)
 	prepare := func(fd int) error {
 		if rule.Protocol != policy.TCP {
 			clientSpeaks(fd)
 		}
-		return c.p.cfg.Mark(uintptr(fd), c.sess.doc.Mark)
+		return c.p.cfg.Mark(uintptr(fd), mark)
 	}
 	early := func(s *sock) (stop func() bool) { return context.AfterFunc(ctx, func() { s.Close() }) }
 	var errs []error

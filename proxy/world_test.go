@@ -205,6 +205,7 @@ type world struct {
 	going                 sync.Map                       // client's address -> where it believes to go
 	toward                atomic.Pointer[netip.AddrPort] // where everybody goes, instead; nil: see going
 	marked                atomic.Int64                   // sockets that got the mark
+	secretive             atomic.Int64                   // those among them that say that they carry a secret
 	generation            uint64
 	stop                  func()
 }
@@ -266,8 +267,11 @@ func (w *world) serve(explicitAt, transparentAt netip.AddrPort) {
 
 // mark sets the real mark where the test may, and counts.
 func (w *world) mark(fd uintptr, mark uint32) error {
-	if mark != kidMark {
+	if mark&^session.SecretBit != kidMark {
 		w.t.Errorf("a socket gets mark %#x", mark)
+	}
+	if mark != kidMark {
+		w.secretive.Add(1)
 	}
 	w.marked.Add(1)
 	if os.Geteuid() != 0 {
