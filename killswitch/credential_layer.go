@@ -8,7 +8,7 @@ import (
 	"tagout/internal/wire"
 )
 
-// fireCredential has credd forget the tokens of every target. A credd that does not say in time that it has
+// fireCredential has the kernel drop the uses that are under way, and credd forget the tokens of every target. A credd that does not say in time that it has
 // is killed: without credd no token is accepted anywhere, and a new credd asks for the hanging tags before it
 // accepts one.
 func (s *Switch) fireCredential(r *run, found *future) {
@@ -36,6 +36,8 @@ func (s *Switch) fireCredential(r *run, found *future) {
 			return
 		}
 	}
+	cut := s.cutSecrets(r, req.Marks) // the first action of the layer: one write for each session
+	defer s.seeSecrets(r, cut)
 	n, err := s.revoke(req)
 	if err == nil {
 		r.emit(r.single, wire.LayerCredential, pointCredd, wire.StateObserved, fmt.Sprintf("%d tokens revoked", n))

@@ -28,6 +28,7 @@ type rig struct {
 	bad     map[string]error // documents that cannot be read
 	alive   map[string]int   // cgroup directory -> processes; dirs that are missing do not exist
 	state   map[uint32]bool  // mark -> stopped
+	keptOut map[uint32]bool  // mark -> its secrets are revoked in the kernel
 	flag    bool
 	passed  map[uint32]Counters
 	records []audit.Record
@@ -38,6 +39,8 @@ type rig struct {
 	kill      func(dir string) error
 	thaw      func(v2, freezer string) error
 	cut       func(mark uint32) error
+	keepOut   func(mark uint32) error
+	secrets   func(mark uint32) (bool, time.Duration, error)
 	all       func(on bool) error
 	count     func(mark uint32) (Counters, error)
 	destroy   func(ctx context.Context) (int, error)
@@ -59,7 +62,7 @@ const kidsDir, creddDir = "/cg/kids", "/cg/credd"
 
 func newRig(t *testing.T, kids ...string) *rig {
 	g := &rig{t: t, docs: map[string]*session.Session{}, bad: map[string]error{}, alive: map[string]int{kidsDir: 0, creddDir: 1},
-		state: map[uint32]bool{}, passed: map[uint32]Counters{}, stored: map[string]wire.Tag{}, ids: map[string]uint64{},
+		state: map[uint32]bool{}, keptOut: map[uint32]bool{}, passed: map[uint32]Counters{}, stored: map[string]wire.Tag{}, ids: map[string]uint64{},
 		people: &book{list: testList()}, usedDir: t.TempDir()}
 	for i, kid := range kids {
 		g.add(kid, "card-"+kid[:1], uint32(0x54100000+i+1)) // small
@@ -251,6 +254,26 @@ func (g *rig) reallyCut(mark uint32) error {
 		g.state[mark] = true
 	}
 	return nil
+}
+
+func (g *rig) RevokeSecrets(mark uint32) error {
+	g.note("secrets")
+	if f := hook(g, &g.keepOut); f != nil {
+		return f(mark)
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.keptOut[mark] = true
+	return nil
+}
+
+func (g *rig) Secrets(mark uint32) (bool, time.Duration, error) {
+	if f := hook(g, &g.secrets); f != nil {
+		return f(mark)
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.keptOut[mark], 0, nil
 }
 
 func (g *rig) StopAll(on bool) error {

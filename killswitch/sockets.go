@@ -10,6 +10,8 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"tagout/internal/session"
 )
 
 // NetlinkSockets destroys sockets through sock_diag(7) with SOCK_DESTROY (kernel 4.5, CAP_NET_ADMIN,
@@ -116,9 +118,9 @@ func either(a, b []byte) []byte {
 	return append(out, b...)
 }
 
-// markFilter lets sockets through whose mark agrees with all marks in the bits in which those agree.
+// markFilter lets sockets through whose mark agrees with all marks in the bits in which those agree, SecretBit aside.
 func markFilter(marks []uint32) []byte {
-	mask := ^uint32(0)
+	mask := ^uint32(session.SecretBit)
 	for _, m := range marks {
 		mask &^= m ^ marks[0]
 	}
@@ -150,7 +152,7 @@ func bytecode(op byte, arg []byte) []byte {
 
 // match looks at one answer in full.
 func (w wanted) match(s diagSocket) bool {
-	return s.hasMark && w.marks[s.mark] || w.addrs[s.dst]
+	return s.hasMark && (w.marks[s.mark] || w.marks[s.mark&^session.SecretBit]) || w.addrs[s.dst]
 }
 
 // diagSocket is one socket as the kernel described it.

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tagout/internal/session"
 	"tagout/internal/testroot"
 )
 
@@ -161,6 +162,33 @@ func TestDestroyEndsWhatIsQueued(t *testing.T) {
 		}
 		if got, err := control.drain(); got != int64(control.sent) || err != nil {
 			t.Errorf("without SOCK_DESTROY %d of %d bytes arrived, %v", got, control.sent, err)
+		}
+		return nil
+	})
+}
+
+// TestDestroyOfSecretsAlone: a mark with the bit means the sockets that carry a secret, one without means all.
+func TestDestroyOfSecretsAlone(t *testing.T) {
+	inNetns(t, func() error {
+		const plain = 0x54100007
+		for _, c := range []struct {
+			ask, want int
+		}{{plain | session.SecretBit, 1}, {plain, 2}} {
+			var conns []*queued
+			for _, mark := range []int{plain, plain | session.SecretBit, plain + 1, (plain + 1) | session.SecretBit} {
+				q, err := queue("127.0.0.1", mark)
+				if err != nil {
+					return err
+				}
+				conns = append(conns, q)
+			}
+			n, err := NetlinkSockets{}.Destroy(context.Background(), []uint32{uint32(c.ask)}, nil)
+			if n != c.want || err != nil {
+				t.Errorf("mark %#x: %d sockets destroyed, want %d; %v", c.ask, n, c.want, err)
+			}
+			for _, q := range conns {
+				q.close()
+			}
 		}
 		return nil
 	})

@@ -20,6 +20,7 @@ const (
 	pointGlobal  = "bpf-all"     // the flag that stops the whole instance
 	pointSockets = "sockets"
 	pointCredd   = "credd"
+	pointSecrets = "bpf-secrets" // what one session's sockets send that carry a secret
 	pointTag     = "tag"
 )
 

@@ -179,6 +179,12 @@ func TestReportsWhatItSaw(t *testing.T) {
 		{"credd hangs and dies", wire.LayerCredential, func(g *rig) { g.revoke = hang }, wire.StateObserved, "credd killed"},
 		{"credd hangs and lives", wire.LayerCredential, func(g *rig) { g.revoke = hang; g.kill = func(string) error { return nil } }, wire.StateFailed, "not seen to die"},
 		{"no credd runs", wire.LayerCredential, func(g *rig) { g.alive[creddDir] = 0; g.revoke = refused }, wire.StateObserved, "credd is not running"},
+		{"the kernel refuses to drop secrets", wire.LayerCredential, func(g *rig) { g.keepOut = func(uint32) error { return lie } }, wire.StatePartial, "may still reach its server: the actuator says no"},
+		{"the kernel says done and goes on with secrets", wire.LayerCredential, func(g *rig) { g.keepOut = func(uint32) error { return nil } }, wire.StatePartial, "not revoked in the kernel"},
+		{"secrets dropped, packets go on", wire.LayerCredential, func(g *rig) {
+			g.secrets = func(uint32) (bool, time.Duration, error) { return true, bootTime(), nil }
+		}, wire.StatePartial, "after the cut"},
+		{"sockets with secrets remain", wire.LayerCredential, func(g *rig) { g.destroy = func(context.Context) (int, error) { return 1, lie } }, wire.StatePartial, "1 sockets destroyed"},
 		{"credd dies and a stranger serves its socket", wire.LayerCredential, func(g *rig) { g.revoke = hang; g.server = stranger }, wire.StateFailed, "process 78 serves credd's socket from outside"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

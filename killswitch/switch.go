@@ -54,6 +54,10 @@ type Network interface {
 	AllStopped() (bool, error)         // what the kernel holds now
 	Sessions() ([]uint32, error)       // marks of all sessions that the kernel knows
 	Counters(mark uint32) (Counters, error)
+	// RevokeSecrets drops, from now on and for good, what the session's sockets send that carry a secret, and no more.
+	RevokeSecrets(mark uint32) error
+	// Secrets says whether that is so now, and when (CLOCK_BOOTTIME) such a socket's last packet passed; 0: none ever.
+	Secrets(mark uint32) (revoked bool, last time.Duration, err error)
 	// Owner returns the session for which a kid's cgroup stands, by the cgroup's id, and the kid's address.
 	Owner(cgroupID uint64) (mark uint32, addr netip.Addr, err error)
 	Armed() error // nil where the writes above would be taken
@@ -68,7 +72,7 @@ type Counters struct {
 // Sockets destroys sockets in the host's network namespace.
 type Sockets interface {
 	// Destroy destroys the sockets that carry one of the marks or are connected to one of the addresses, and
-	// returns how many there were. It returns nil only after a look that found none left.
+	// returns how many there were. A mark with session.SecretBit means the sockets alone that carry a secret. It returns nil only after a look that found none left.
 	Destroy(ctx context.Context, marks []uint32, addrs []netip.Addr) (int, error)
 }
 

