@@ -11,6 +11,7 @@ import (
 
 	"tagout/internal/authority"
 	"tagout/internal/instance"
+	"tagout/internal/priority"
 	"tagout/internal/wire"
 )
 
@@ -104,6 +105,7 @@ type outcome struct {
 
 // give sends an order and prints what happens as it happens. A stop is judged by its final report alone.
 func (a *app) give(cmd *cobra.Command, route string, order any) error {
+	defer priority.Raise()() // it waits for the same processors as what it stops
 	var out outcome
 	ctx, cancel := context.WithCancelCause(cmd.Context())
 	defer cancel(nil)

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"tagout/internal/priority"
 )
 
 // settled is how long a daemon must have run for its next death to count as a first one again.
@@ -195,7 +197,7 @@ func (k *keeper) prepare(pid int) {
 	if k.spec.Nice == 0 {
 		return
 	}
-	if err := favour(pid, k.spec.Nice); err != nil {
+	if err := priority.Give(pid, k.spec.Nice); err != nil {
 		k.cfg.Log.Warn("the daemon runs without its priority: under load a stop may take longer", "daemon", k.spec.Name, "err", err)
 	}
 }
