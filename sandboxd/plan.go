@@ -35,9 +35,9 @@ func PlanFromCard(r wire.SpawnRequest) (kids.Plan, error) {
 	return kids.Plan{
 		Card: c.Name, CardHash: c.Hash, CardText: r.Card, Image: c.Image,
 		Egress: egress, Ports: compiled.Ports(), Hosts: compiled.ExactHosts(),
-		Inputs: inputs, Workspace: c.Filesystem.Workspace, Tmp: c.Filesystem.Tmp,
+		Inputs: inputs, Workspace: c.Filesystem.Workspace, Tmp: c.Filesystem.Tmp, NoExec: c.Filesystem.NoExec,
 		Secrets: c.Identity.Scope, Env: c.Env, Stop: c.Stop,
-		Limits: runtime.Limits{PIDs: c.Limits.PIDs, Memory: c.Limits.Memory, CPUs: c.Limits.CPUs, OpenFiles: c.Limits.OpenFiles},
+		Limits: runtime.Limits{PIDs: c.Limits.PIDs, Memory: c.Limits.Memory, CPUs: c.Limits.CPUs, OpenFiles: c.Limits.OpenFiles, DiskRate: c.Limits.DiskRate},
 	}, nil
 }
 

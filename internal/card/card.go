@@ -52,6 +52,7 @@ type Filesystem struct {
 	Inputs    []Input
 	Workspace int64 // bytes of /workspace
 	Tmp       int64 // bytes of /tmp
+	NoExec    bool  // nothing in them can be executed
 }
 
 // Input is a file that is copied into the kid before it starts.
@@ -72,6 +73,7 @@ type Limits struct {
 	Memory    int64   // bytes
 	CPUs      float64 // cores
 	OpenFiles uint64  // per process
+	DiskRate  int64   // bytes a second read from, and as many written to, each disk
 }
 
 // HasImage says whether this build knows an image of that name.

@@ -38,7 +38,7 @@ func TestMinimal(t *testing.T) {
 	want := &Card{
 		Name: "small", Task: "Do nothing.", Image: "host", Env: map[string]string{},
 		Filesystem: Filesystem{Workspace: 64 << 20, Tmp: 16 << 20},
-		Limits:     Limits{PIDs: 128, Memory: 256 << 20, CPUs: 1, OpenFiles: 1024},
+		Limits:     Limits{PIDs: 128, Memory: 256 << 20, CPUs: 1, OpenFiles: 1024, DiskRate: 256 << 20},
 		Stop:       session.Stop{Authority: "Ada Operator", MaxTime: 10 * time.Second},
 		Hash:       c.Hash,
 	}
@@ -91,7 +91,7 @@ func TestPractice(t *testing.T) {
 	if in := c.Filesystem.Inputs; len(in) != 2 || in[0] != (Input{"escape.sh", "/workspace/escape.sh", 0o755}) {
 		t.Errorf("inputs %v", in)
 	}
-	if c.Limits != (Limits{128, 256 << 20, 1, 1024}) || c.Env["LANG"] != "C.UTF-8" {
+	if c.Limits != (Limits{128, 256 << 20, 1, 1024, 256 << 20}) || c.Env["LANG"] != "C.UTF-8" {
 		t.Errorf("limits %v, env %v", c.Limits, c.Env)
 	}
 }
@@ -349,6 +349,11 @@ var cases = []struct {
 	{"no core", variant(`limits: {cpus: 0}`), "out of range", true},
 	{"infinite cores", variant(`limits: {cpus: .inf}`), "cpus", true},
 	{"files", variant(`limits: {openFiles: 1}`), "from 64", true},
+	{"a slow disk", variant(`limits: {diskRate: 4MiB}`), "", false},
+	{"no disk", variant(`limits: {diskRate: 0KiB}`), "from 1MiB", false},
+	{"disk without a unit", variant(`limits: {diskRate: 4}`), "diskRate", true},
+	{"nothing to execute", variant(`filesystem: {noexec: true}`), "", false},
+	{"noexec as a text", variant(`filesystem: {noexec: "yes"}`), "noexec", true},
 
 	{"no stop", strings.Replace(minimal, "stop:", "env:", 1), "stop is missing", true},
 	{"no authority", variant(`stop: {maxTime: 10s}`), "authority is missing", true},

@@ -26,10 +26,12 @@ const (
 
 func readFilesystem(v yamlx.Value) Filesystem {
 	m, _ := v.Map(filesystemKeys...)
+	noExec, _ := m.Get("noexec").Bool()
 	return Filesystem{
 		Inputs:    readInputs(m.Get("inputs")),
 		Workspace: readSize(m.Get("workspace"), defaultWorkspace, minDisk, maxDisk),
 		Tmp:       readSize(m.Get("tmp"), defaultTmp, minDisk, maxDisk),
+		NoExec:    noExec,
 	}
 }
 

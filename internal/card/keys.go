@@ -47,6 +47,7 @@ var (
 		{Name: "inputs", Example: "[{from: run.sh, to: /workspace/run.sh}]"},
 		{Name: "workspace", Example: "64MiB"},
 		{Name: "tmp", Example: "16MiB"},
+		{Name: "noexec", Example: "true"},
 	}
 	inputKeys = []yamlx.Key{
 		{Name: "from", Example: "run.sh"},
@@ -65,6 +66,7 @@ var (
 		{Name: "memory", Example: "256MiB"},
 		{Name: "cpus", Example: "1"},
 		{Name: "openFiles", Example: "1024"},
+		{Name: "diskRate", Example: "256MiB"},
 	}
 	stopKeys = []yamlx.Key{
 		{Name: "authority", Example: `"Ada Operator"`},

@@ -21,6 +21,9 @@ const (
 	defaultOpenFiles = 1024
 	minOpenFiles     = 64
 	maxOpenFiles     = 65536
+	defaultDiskRate  = 256 * mib
+	minDiskRate      = 1 * mib
+	maxDiskRate      = 64 * gib
 
 	minStopTime = 100 * time.Millisecond
 	maxStopTime = 60 * time.Second
@@ -33,6 +36,7 @@ func readLimits(v yamlx.Value) Limits {
 		Memory:    readSize(m.Get("memory"), defaultMemory, minMemory, maxMemory),
 		CPUs:      readCores(m.Get("cpus"), defaultCPUs, minCPUs, maxCPUs),
 		OpenFiles: uint64(readCount(m.Get("openFiles"), defaultOpenFiles, minOpenFiles, maxOpenFiles)), // in range
+		DiskRate:  readSize(m.Get("diskRate"), defaultDiskRate, minDiskRate, maxDiskRate),
 	}
 }
 

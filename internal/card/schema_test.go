@@ -158,6 +158,7 @@ func TestSchemaNumbers(t *testing.T) {
 		{at("properties", "limits", "properties", "memory", "default"), yamlx.FormatSize(defaultMemory)},
 		{at("properties", "filesystem", "properties", "workspace", "default"), yamlx.FormatSize(defaultWorkspace)},
 		{at("properties", "filesystem", "properties", "tmp", "default"), yamlx.FormatSize(defaultTmp)},
+		{at("properties", "limits", "properties", "diskRate", "default"), yamlx.FormatSize(defaultDiskRate)},
 		{at("properties", "name", "pattern"), nameRE.String()},
 		{at("$defs", "secretName", "pattern"), secretRE.String()},
 		{at("$defs", "variable", "pattern"), envRE.String()},

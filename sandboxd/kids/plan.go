@@ -24,6 +24,7 @@ type Plan struct {
 	Inputs    []files.Input
 	Workspace int64 // bytes
 	Tmp       int64 // bytes
+	NoExec    bool  `json:",omitempty"` // nothing in the two can be executed
 	Secrets   []session.Secret
 	Env       map[string]string
 	Limits    runtime.Limits
@@ -96,7 +97,7 @@ func (m *Manager) container(k *kid, mounts []runtime.Mount) runtime.Spec {
 		ID: k.name, Root: m.rootDir(k), Init: m.cfg.Init, InitArgs: k.rec.Plan.InitArgs,
 		Mounts: append(mounts, runtime.Mount{Source: m.workspaceDir(k), Target: runtime.Home, Writable: true}),
 		UserNS: m.pins(k.name).User, NetNS: s.NetNS, UIDFirst: first, UIDCount: count,
-		Cgroup: m.cgroupRel(k.name), Limits: k.rec.Plan.Limits, Tmp: k.rec.Plan.Tmp,
+		Cgroup: m.cgroupRel(k.name), Limits: k.rec.Plan.Limits, Tmp: k.rec.Plan.Tmp, NoExec: k.rec.Plan.NoExec,
 		Refusals:   runtime.Refusals{Listener: m.cfg.SocketWatch, Metadata: sockwatch.Metadata(s.Mark)},
 		Unconfined: m.unconfined,
 	}

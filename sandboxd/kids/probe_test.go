@@ -45,7 +45,7 @@ func runProbe(name string) int {
 		n, err := fill(os.Args[1])
 		fmt.Printf("%d %v\n", n, err)
 	default:
-		return 2
+		return runIsolationProbe(name)
 	}
 	return 0
 }

@@ -1,6 +1,7 @@
 package runtime
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -54,7 +55,8 @@ func newExecGroup(stateDir, name string) (execGroup, error) {
 
 // makeGroup makes one directory. killswitchd, which is not root, lists what is still alive in it, so everybody
 // may pass through, as through all of cgroupfs, whatever this process's umask is. A v1 cpuset starts without
-// processors and admits nobody until it has some (cpusets(7)).
+// processors and admits nobody until it has some (cpusets(7)); a v1 blkio group is not held to its parent's rates
+// (admin-guide/cgroup-v1/blkio-controller.rst).
 func makeGroup(controller, parent, dir string) error {
 	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
@@ -62,13 +64,24 @@ func makeGroup(controller, parent, dir string) error {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		return err
 	}
-	if controller != "cpuset" {
-		return nil
+	switch controller {
+	case "cpuset":
+		return inherit(parent, dir, "cpuset.cpus", "cpuset.mems")
+	case "blkio":
+		return inherit(parent, dir, "blkio.throttle.read_bps_device", "blkio.throttle.write_bps_device",
+			"blkio.throttle.read_iops_device", "blkio.throttle.write_iops_device")
 	}
-	for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
-		value, err := os.ReadFile(filepath.Join(parent, file))
-		if err == nil {
-			err = os.WriteFile(filepath.Join(dir, file), value, 0o644) // cgroupfs
+	return nil
+}
+
+// inherit copies what the parent's files say, line by line, as cgroupfs wants it.
+func inherit(parent, dir string, files ...string) error {
+	for _, file := range files {
+		values, err := os.ReadFile(filepath.Join(parent, file))
+		for line := range bytes.Lines(values) {
+			if err == nil {
+				err = os.WriteFile(filepath.Join(dir, file), line, 0o644) // cgroupfs
+			}
 		}
 		if err != nil {
 			return err

@@ -32,6 +32,7 @@ type Limits struct {
 	Memory    int64   // bytes; swap is part of it
 	CPUs      float64 // 1.5 is one and a half processors
 	OpenFiles uint64  // per process; never more than the runtime's own hard limit
+	DiskRate  int64   // bytes a second read from, and as many written to, each of the machine's disks
 }
 
 // Spec describes a container. Nothing in it is optional unless it says so.
@@ -48,6 +49,7 @@ type Spec struct {
 	Cgroup   string // relative to the root of each hierarchy, with a leading slash
 	Limits   Limits
 	Tmp      int64 // bytes of /tmp
+	NoExec   bool  // no file of a writable place can be executed, nor one that lies in memory alone
 	Refusals Refusals
 
 	// Unconfined leaves the seccomp filter out. Only tests set it, to see that their checks notice.

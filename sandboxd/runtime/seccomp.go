@@ -29,12 +29,14 @@ var forbidden = []string{
 	"socketcall",
 	// replaced by socketRules and by a rule that answers ENOSYS
 	"socket", "socketpair", "clone3",
+	// replaced by flagRules
+	"mmap", "memfd_create", "shmget", "setrlimit", "prlimit64",
 }
 
 // seccompProfile returns moby's default profile for a process without capabilities, with everything in
 // forbidden taken out and socket(2) limited by socketRules. Only the machine's own ABI is admitted: a 32-bit
 // system call kills the caller, because the 32-bit tables have other ways to the same calls.
-func seccompProfile(told Refusals) (*specs.LinuxSeccomp, error) {
+func seccompProfile(told Refusals, noExec bool) (*specs.LinuxSeccomp, error) {
 	bare := &specs.Spec{Process: &specs.Process{Capabilities: &specs.LinuxCapabilities{}}}
 	profile, err := seccomp.GetDefaultProfile(bare)
 	if err != nil {
@@ -50,7 +52,7 @@ func seccompProfile(told Refusals) (*specs.LinuxSeccomp, error) {
 			kept = append(kept, rule)
 		}
 	}
-	profile.Syscalls = append(kept, socketRules()...)
+	profile.Syscalls = slices.Concat(kept, socketRules(), flagRules(noExec))
 	if told.Listener != "" {
 		profile.ListenerPath, profile.ListenerMetadata = told.Listener, told.Metadata
 		profile.Syscalls = append(profile.Syscalls, refusedRules()...)

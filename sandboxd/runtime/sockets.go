@@ -20,14 +20,14 @@ const kindMask = 0xf // SOCK_TYPE_MASK: what is above are flags
 // socketRules lets through socket(2) of whole and internet, and socketpair(2) of the one family that has pairs:
 // it makes both sockets, of any family, before it finds out whether the family can pair them.
 func socketRules() []specs.LinuxSyscall {
-	rules := []specs.LinuxSyscall{socketRule("socketpair", specs.ActAllow, equal(0, unix.AF_UNIX))}
+	rules := []specs.LinuxSyscall{callRule("socketpair", specs.ActAllow, equal(0, unix.AF_UNIX))}
 	for _, family := range whole {
-		rules = append(rules, socketRule("socket", specs.ActAllow, equal(0, family)))
+		rules = append(rules, callRule("socket", specs.ActAllow, equal(0, family)))
 	}
 	for _, family := range internet {
 		for kind, proto := range transports {
 			for _, p := range []uint64{0, proto} {
-				rules = append(rules, socketRule("socket", specs.ActAllow, equal(0, family), ofKind(kind), equal(2, p)))
+				rules = append(rules, callRule("socket", specs.ActAllow, equal(0, family), ofKind(kind), equal(2, p)))
 			}
 		}
 	}
@@ -40,8 +40,8 @@ func socketRules() []specs.LinuxSyscall {
 func refusedRules() []specs.LinuxSyscall {
 	const last = unix.AF_NETLINK // of the families that any rule lets through
 	rules := []specs.LinuxSyscall{
-		socketRule("socketpair", specs.ActNotify, equal(0, unix.AF_UNSPEC)), socketRule("socketpair", specs.ActNotify, above(0, unix.AF_UNIX)),
-		socketRule("socket", specs.ActNotify, above(0, last)),
+		callRule("socketpair", specs.ActNotify, equal(0, unix.AF_UNSPEC)), callRule("socketpair", specs.ActNotify, above(0, unix.AF_UNIX)),
+		callRule("socket", specs.ActNotify, above(0, last)),
 	}
 	for family := uint64(0); family <= last; family++ {
 		switch family {
@@ -49,7 +49,7 @@ func refusedRules() []specs.LinuxSyscall {
 		case unix.AF_INET, unix.AF_INET6:
 			rules = append(rules, refusedKinds(family)...)
 		default:
-			rules = append(rules, socketRule("socket", specs.ActNotify, equal(0, family)))
+			rules = append(rules, callRule("socket", specs.ActNotify, equal(0, family)))
 		}
 	}
 	return rules
@@ -61,11 +61,11 @@ func refusedKinds(family uint64) []specs.LinuxSyscall {
 	for kind := uint64(0); kind <= kindMask; kind++ {
 		proto, ok := transports[kind]
 		if !ok {
-			rules = append(rules, socketRule("socket", specs.ActNotify, equal(0, family), ofKind(kind)))
+			rules = append(rules, callRule("socket", specs.ActNotify, equal(0, family), ofKind(kind)))
 			continue
 		}
 		for _, other := range otherThan(proto) {
-			rules = append(rules, socketRule("socket", specs.ActNotify, equal(0, family), ofKind(kind), other))
+			rules = append(rules, callRule("socket", specs.ActNotify, equal(0, family), ofKind(kind), other))
 		}
 	}
 	return rules
@@ -80,7 +80,7 @@ func otherThan(proto uint64) []specs.LinuxSeccompArg {
 	return out
 }
 
-func socketRule(call string, action specs.LinuxSeccompAction, args ...specs.LinuxSeccompArg) specs.LinuxSyscall {
+func callRule(call string, action specs.LinuxSeccompAction, args ...specs.LinuxSeccompArg) specs.LinuxSyscall {
 	return specs.LinuxSyscall{Names: []string{call}, Action: action, Args: args}
 }
 

@@ -57,11 +57,11 @@ func allowed(call string, family, kind, proto uint64) bool {
 // TestSocketRulesLeaveNothingOut: every call is either let through or asked about. Without a listener, nobody is
 // asked, and the same calls are let through.
 func TestSocketRulesLeaveNothingOut(t *testing.T) {
-	alone, err := seccompProfile(Refusals{})
+	alone, err := seccompProfile(Refusals{}, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	told, err := seccompProfile(Refusals{Listener: "/run/s", Metadata: "7"})
+	told, err := seccompProfile(Refusals{Listener: "/run/s", Metadata: "7"}, false)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -39,6 +39,10 @@ var readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", 
 
 // build turns a Spec into an OCI runtime configuration.
 func build(s Spec) (*specs.Spec, error) {
+	resources, err := resources(s.Limits)
+	if err != nil {
+		return nil, err
+	}
 	out := &specs.Spec{
 		Version:  "1.0.2",
 		Hostname: s.ID,
@@ -50,7 +54,7 @@ func build(s Spec) (*specs.Spec, error) {
 			UIDMappings:   []specs.LinuxIDMapping{{HostID: s.UIDFirst, Size: s.UIDCount}},
 			GIDMappings:   []specs.LinuxIDMapping{{HostID: s.UIDFirst, Size: s.UIDCount}},
 			Namespaces:    namespaces(s),
-			Resources:     resources(s.Limits),
+			Resources:     resources,
 			MaskedPaths:   maskedPaths,
 			ReadonlyPaths: readonlyPaths,
 		},
@@ -59,7 +63,7 @@ func build(s Spec) (*specs.Spec, error) {
 	if s.Unconfined {
 		return out, nil
 	}
-	profile, err := seccompProfile(s.Refusals)
+	profile, err := seccompProfile(s.Refusals, s.NoExec)
 	if err != nil {
 		return nil, err
 	}
@@ -89,28 +93,16 @@ func process(p Process, uid uint32) *specs.Process {
 	}
 }
 
-// rlimits never asks for more than this process may give: without CAP_SYS_RESOURCE that would fail.
-func rlimits(openFiles uint64) []specs.POSIXRlimit {
-	out := []specs.POSIXRlimit{{Type: "RLIMIT_CORE"}} // a core dump would carry what the kid was sent
-	if openFiles > 0 {
-		var own unix.Rlimit
-		if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &own); err == nil {
-			openFiles = min(openFiles, own.Max)
-		}
-		out = append(out, specs.POSIXRlimit{Type: "RLIMIT_NOFILE", Hard: openFiles, Soft: openFiles})
-	}
-	return out
-}
-
 func mounts(s Spec) []specs.Mount {
 	out := []specs.Mount{
-		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
+		// kid-init and whatever else does not run as the kid's user is out of sight (proc(5)).
+		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev", "hidepid=invisible"}},
 		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "noexec", "mode=755", "size=" + devSize}},
 		{Destination: "/dev/shm", Type: "tmpfs", Source: "shm", Options: []string{"nosuid", "noexec", "nodev", "mode=1777", "size=" + shmSize, maxTmpNr}},
-		{Destination: "/tmp", Type: "tmpfs", Source: "tmp", Options: []string{
+		{Destination: "/tmp", Type: "tmpfs", Source: "tmp", Options: scratch(s,
 			"nosuid", "nodev", "mode=1777", fmt.Sprintf("size=%d", s.Tmp), maxTmpNr,
 			fmt.Sprintf("uid=%d", KidUID), fmt.Sprintf("gid=%d", KidUID),
-		}},
+		)},
 		{Destination: initPath, Type: "bind", Source: s.Init, Options: []string{"bind", "ro", "nosuid", "nodev"}},
 	}
 	for _, m := range s.Mounts {
@@ -120,13 +112,23 @@ func mounts(s Spec) []specs.Mount {
 			options = []string{"rbind", "nosuid", "nodev", "rro"}
 		case !m.Writable:
 			options = append(options, "ro")
+		default:
+			options = scratch(s, options...)
 		}
 		out = append(out, specs.Mount{Destination: m.Target, Type: "bind", Source: m.Source, Options: options})
 	}
 	return out
 }
 
-func resources(l Limits) *specs.LinuxResources {
+// scratch adds what the spec asks for of every place that the kid can write to.
+func scratch(s Spec, options ...string) []string {
+	if s.NoExec {
+		options = append(options, "noexec")
+	}
+	return options
+}
+
+func resources(l Limits) (*specs.LinuxResources, error) {
 	out := &specs.LinuxResources{Devices: []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}}
 	if l.PIDs > 0 {
 		out.Pids = &specs.LinuxPids{Limit: &l.PIDs}
@@ -136,6 +138,16 @@ func resources(l Limits) *specs.LinuxResources {
 		if swapAccounted() {
 			out.Memory.Swap = &l.Memory // memory and swap together: none of it may be swap
 		}
+		if !unified() { // or the kid's pages would be swapped out where the whole machine is short of memory
+			out.Memory.Swappiness = new(uint64)
+		}
+	}
+	if l.DiskRate > 0 {
+		disks, err := disks()
+		if err != nil {
+			return nil, err
+		}
+		out.BlockIO = throttle(disks, uint64(l.DiskRate)) // positive
 	}
 	if l.CPUs > 0 {
 		quota, every := int64(l.CPUs*period), uint64(period)
@@ -144,7 +156,7 @@ func resources(l Limits) *specs.LinuxResources {
 	if unified() {
 		out.Unified = map[string]string{"memory.oom.group": "1"} // a kid that ran out of memory ends whole
 	}
-	return out
+	return out, nil
 }
 
 func unified() bool {

@@ -12,13 +12,20 @@ import (
 func testSpec() Spec {
 	return Spec{
 		ID: "k1", Root: "/r", Init: "/i", UserNS: "/u", NetNS: "/n", UIDFirst: 0x70010000, UIDCount: 65536, Cgroup: "/tagout.x/kids/k1",
-		Limits: Limits{PIDs: 10, Memory: 1 << 20, CPUs: 1.5, OpenFiles: 64}, Tmp: 1 << 20,
+		Limits: Limits{PIDs: 10, Memory: 1 << 20, CPUs: 1.5, OpenFiles: 64, DiskRate: 64 << 20}, Tmp: 1 << 20,
 		Mounts: []Mount{{Source: "/usr", Target: "/usr", Tree: true}, {Source: "/a", Target: "/a"}, {Source: "/w", Target: Home, Writable: true}},
 	}
 }
 
 func TestSeccompAllowsNothingForbidden(t *testing.T) {
-	p, err := seccompProfile(Refusals{})
+	for _, noExec := range []bool{false, true} {
+		checkProfile(t, noExec)
+	}
+}
+
+func checkProfile(t *testing.T, noExec bool) {
+	t.Helper()
+	p, err := seccompProfile(Refusals{}, noExec)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,6 +41,10 @@ func TestSeccompAllowsNothingForbidden(t *testing.T) {
 			case name == "socket", name == "socketpair": // TestSocketRulesLeaveNothingOut
 				if len(rule.Names) != 1 || len(rule.Args) == 0 {
 					t.Errorf("%s rule %+v: want one that looks at the family", name, rule)
+				}
+			case name == "mmap", name == "shmget", name == "memfd_create", name == "setrlimit", name == "prlimit64": // TestFlagRules
+				if len(rule.Names) != 1 || len(rule.Args) == 0 {
+					t.Errorf("%s rule %+v: want one that looks at the flags", name, rule)
 				}
 			case name == "clone3":
 				if rule.Action != specs.ActErrno || rule.ErrnoRet == nil || *rule.ErrnoRet != uint(unix.ENOSYS) {
@@ -90,6 +101,9 @@ func TestSpecGivesNothingAway(t *testing.T) {
 		if m.Type == "bind" && !slices.Contains(m.Options, "ro") && !slices.Contains(m.Options, "rro") {
 			writable = append(writable, m.Destination)
 		}
+		if m.Type == "proc" && !slices.Contains(m.Options, "hidepid=invisible") {
+			t.Errorf("proc with %v: the kid sees kid-init", m.Options)
+		}
 		if m.Type == "tmpfs" && !strings.Contains(strings.Join(m.Options, " "), "size=") {
 			t.Errorf("tmpfs %s without a size", m.Destination)
 		}
@@ -98,6 +112,9 @@ func TestSpecGivesNothingAway(t *testing.T) {
 		t.Errorf("writable binds %v, want %s alone", writable, Home)
 	}
 	r := out.Linux.Resources
+	if r.BlockIO == nil || len(r.BlockIO.ThrottleReadBpsDevice) == 0 || len(r.BlockIO.ThrottleWriteIOPSDevice) == 0 {
+		t.Errorf("no disk is throttled: %+v", r.BlockIO)
+	}
 	if *r.Pids.Limit != 10 || *r.Memory.Limit != 1<<20 || *r.CPU.Quota != 150_000 || r.Devices[0].Allow {
 		t.Errorf("resources %+v", r)
 	}
