@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"tagout/internal/audit"
 	"tagout/internal/control"
 	"tagout/internal/wire"
 )
@@ -90,6 +91,27 @@ func TestOverTheSocket(t *testing.T) {
 	err = c.Call(ctx, http.MethodPost, "/v1/release", wire.ReleaseRequest{Stop: rep.Stop, By: "eve"}, nil)
 	if control.Status(err) != http.StatusForbidden && os.Getuid() == 0 {
 		t.Errorf("release by another: %v", err)
+	}
+}
+
+// TestCausesOfOutsiders: whoever calls the socket cannot say that something else pulled the switch. A tag of a lease or
+// a signal takes two people to come off, and one of a person only that person: the claim would choose between them.
+func TestCausesOfOutsiders(t *testing.T) {
+	for claimed, want := range map[string]string{
+		"": CauseOrder, CauseOrder: CauseOrder, CauseHTTP: CauseHTTP, CauseSignal: CauseOrder, CauseSentinel: CauseOrder, CauseFleet: CauseOrder,
+		causeDamaged: CauseOrder, CauseLease: CauseOrder, CauseTrip: CauseOrder, "because": CauseOrder,
+	} {
+		g := newRig(t, "a1")
+		s := g.sw()
+		_, c := serve(t, s)
+		events, err := stopOver(t.Context(), c, wire.StopRequest{Scope: wire.Scope{Kid: "a1"}, By: "ada", Reason: "r", Cause: claimed})
+		if err != nil || len(events) == 0 || events[len(events)-1].Final == nil {
+			t.Fatalf("%q: %+v, %v", claimed, events, err)
+		}
+		tag := s.Tags()[0]
+		if got := g.recorded(audit.EventStopReceived); tag.Cause != want || placer(tag) != "ada" || len(got) != 1 || got[0].Fields["cause"] != want {
+			t.Errorf("claimed %q: the tag says %q, taken off by %q; recorded %+v", claimed, tag.Cause, placer(tag), got)
+		}
 	}
 }
 

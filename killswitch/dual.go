@@ -12,7 +12,9 @@ import (
 )
 
 // byHand says whether a person gave the order: the tags of every other cause were placed by nobody.
-func byHand(cause string) bool { return cause == CauseOrder || cause == CauseFleet }
+func byHand(cause string) bool {
+	return cause == CauseOrder || cause == CauseHTTP || cause == CauseFleet
+}
 
 // placer returns who can take the tag off alone, if that person signs; "" where nobody can. A name that nobody
 // signed for counts as well: whoever typed it gave the named person a say, and took nobody's away.

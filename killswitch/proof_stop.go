@@ -56,11 +56,18 @@ func (s *Switch) isProof(ctx context.Context, r *wire.StopRequest) (bool, error)
 	case known && int(peer.PID) == os.Getpid() && r.Cause == CauseProof:
 		return false, errors.New("the proof that this order belongs to is over")
 	}
-	r.Nonce = ""
-	if r.Cause == CauseProof {
-		r.Cause = CauseOrder
-	}
+	r.Nonce, r.Cause = "", outsideCause(r.Cause)
 	return false, nil
+}
+
+// outsideCause is the cause of a stop that came over the socket without a signature. What else pulls the switch
+// (signal, sentinel, lease, trip rule, fleet) is known to killswitchd itself, and who takes the tag off depends on it: a
+// caller that claims it gets an ordinary order, for no stop is refused over a word.
+func outsideCause(claimed string) string {
+	if claimed == CauseHTTP {
+		return CauseHTTP
+	}
+	return CauseOrder
 }
 
 // interruptProof ends the proof under way, if there is one: a stop has begun. It waits for nothing.

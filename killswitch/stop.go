@@ -27,6 +27,7 @@ const (
 // Causes of a stop.
 const (
 	CauseOrder    = "order"
+	CauseHTTP     = "http" // a program that calls the socket by itself
 	CauseSignal   = "signal"
 	CauseSentinel = "sentinel"
 	CauseFleet    = "fleet"

@@ -147,7 +147,7 @@ type StopRequest struct {
 	Layers []Layer `json:"layers,omitempty"`
 	By     string  `json:"by"`
 	Reason string  `json:"reason"`
-	Cause  string  `json:"cause,omitempty"` // "order" unless something else pulled the switch
+	Cause  string  `json:"cause,omitempty"` // "order", or "http" of a program; killswitchd alone sets any other
 	Nonce  string  `json:"nonce,omitempty"` // of a proof: killswitchd knows its own orders by it
 }
 
