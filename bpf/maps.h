@@ -11,7 +11,7 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_endian.h>
 
-#define TAGOUT_LAYOUT 5
+#define TAGOUT_LAYOUT 6
 
 #ifndef AF_INET
 #define AF_INET 2
@@ -39,6 +39,8 @@ enum session_state {
 struct session {
 	__u32 state;
 	__be32 addr; /* the kid's own address */
+	__u32 open_every; /* ns from one new connection to the next, on average; 0 = as fast as it likes */
+	__u32 open_burst; /* connections that may come at once */
 };
 
 struct port_key {
@@ -103,6 +105,7 @@ struct tally {
 	__u64 emitted;         /* events in it */
 	__u64 quiet[REASONS];  /* denials among denied that are housekeeping: nobody's attempt */
 	__u64 last_secret;     /* CLOCK_BOOTTIME (ns) of the last packet of a socket that carries a secret which passed upward */
+	__u64 next_open;       /* CLOCK_BOOTTIME, ns; see over_pace */
 };
 
 /* Denials without an event, by destination: the readable part of a flood. The oldest are forgotten, and only

@@ -50,6 +50,25 @@ __inline_always void lose(struct tally *c, __u32 why)
 		add(&c->unsaid, 1);
 }
 
+/*
+ * over_pace says whether the session opens connections faster than it may (the virtual scheduling algorithm of ITU-T
+ * I.371, annex A), and counts this one where not. The proxy has a limit of its own, below this one, whose refusals
+ * say why; this one keeps a flood from costing the proxy anything. Races between CPUs only blur it.
+ */
+__inline_always int over_pace(const struct session *s, struct tally *c)
+{
+	__u64 every = s->open_every, now, next;
+
+	if (!every || !c)
+		return 0;
+	now = bpf_ktime_get_boot_ns();
+	next = c->next_open > now ? c->next_open : now;
+	if (next - now >= every * s->open_burst)
+		return 1;
+	c->next_open = next + every;
+	return 0;
+}
+
 /* within_budget keeps one noisy kid from filling the ring for all. Races between CPUs only blur the limit. */
 __inline_always int within_budget(struct tally *c, __u64 now)
 {

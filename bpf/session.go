@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"time"
 
@@ -28,10 +29,25 @@ var (
 type SessionEntry struct {
 	State uint32
 	Addr  netip.Addr // the kid's own IPv4 address
+	// OpensPerSecond bounds its new connections on average; twice as many may come at once. 0: no bound.
+	OpensPerSecond int
 }
 
 func (e SessionEntry) raw() tagoutSession {
-	return tagoutSession{State: e.State, Addr: wire(e.Addr)}
+	raw := tagoutSession{State: e.State, Addr: wire(e.Addr)}
+	if n := e.OpensPerSecond; n > 0 {
+		raw.OpenEvery = uint32(max(time.Second/time.Duration(n), 1))
+		raw.OpenBurst = uint32(min(2*int64(n), math.MaxUint32))
+	}
+	return raw
+}
+
+// opensPerSecond is what raw gave for the interval.
+func opensPerSecond(every uint32) int {
+	if every == 0 {
+		return 0
+	}
+	return int(uint32(time.Second) / every)
 }
 
 // PutSession adds or changes a session. A session that was stopped, even before it was added, stays so: making
@@ -155,7 +171,7 @@ func (m *Maps) Session(mark uint32) (SessionEntry, error) {
 	if err != nil {
 		return SessionEntry{}, err
 	}
-	e := SessionEntry{State: raw.State, Addr: addr4(raw.Addr)}
+	e := SessionEntry{State: raw.State, Addr: addr4(raw.Addr), OpensPerSecond: opensPerSecond(raw.OpenEvery)}
 	if stopped {
 		e.State = StateStopped
 	}

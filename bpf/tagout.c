@@ -64,6 +64,9 @@ __inline_always int call(struct bpf_sock_addr *ctx, enum hook hook, struct flow 
 	if (f->family == AF_INET && !f->src[0] && w.session)
 		f->src[0] = w.session->addr;
 	r = flow_verdict(&w, f, UP, 0);
+	if (!r && f->proto == IPPROTO_TCP && f->family == AF_INET && !is_own4(&w, f->dst[0]) &&
+	    over_pace(w.session, counters_of(w.mark)))
+		r = REASON_CONNECT_RATE;
 	if (r)
 		return refuse(hook, r, &w, f, &p);
 	cookie = bpf_get_socket_cookie(ctx);

@@ -98,9 +98,11 @@ type tagoutProc struct {
 }
 
 type tagoutSession struct {
-	_     structs.HostLayout
-	State uint32
-	Addr  uint32
+	_         structs.HostLayout
+	State     uint32
+	Addr      uint32
+	OpenEvery uint32
+	OpenBurst uint32
 }
 
 type tagoutSessionState uint32
@@ -138,6 +140,7 @@ const (
 	tagoutTagoutReasonREASON_HOST_ADDRESS     tagoutTagoutReason = 16
 	tagoutTagoutReasonREASON_MULTICAST        tagoutTagoutReason = 17
 	tagoutTagoutReasonREASON_MALFORMED        tagoutTagoutReason = 18
+	tagoutTagoutReasonREASON_CONNECT_RATE     tagoutTagoutReason = 19
 )
 
 type tagoutTally struct {
@@ -157,6 +160,7 @@ type tagoutTally struct {
 	Emitted    uint64
 	Quiet      [32]uint64
 	LastSecret uint64
+	NextOpen   uint64
 }
 
 // Names of all BPF objects in the ELF.

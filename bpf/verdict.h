@@ -31,6 +31,7 @@ enum tagout_reason {
 	REASON_HOST_ADDRESS = 16,
 	REASON_MULTICAST = 17,
 	REASON_MALFORMED = 18,
+	REASON_CONNECT_RATE = 19,
 };
 
 const enum tagout_reason *unused_reason __attribute__((unused));
@@ -123,6 +124,12 @@ __inline_always int port_allowed(__u32 mark, __u8 proto, __u16 port)
 	return bpf_map_lookup_elem(&ports, &key) != 0;
 }
 
+/* is_own4 says whether the address is the kid itself. */
+__inline_always int is_own4(const struct who *w, __be32 addr)
+{
+	return is_loopback4(bpf_ntohl(addr)) || addr == w->session->addr;
+}
+
 /*
  * verdict4 judges the remote end of a flow of an active session. on_link: the flow was seen on the kid's link,
  * where loopback and the kid's own address can only be forged.
@@ -132,7 +139,7 @@ __inline_always enum tagout_reason verdict4(const struct who *w, __be32 remote, 
 	__u32 a = bpf_ntohl(remote);
 	int tcp = proto == IPPROTO_TCP, udp = proto == IPPROTO_UDP;
 
-	if (!on_link && (is_loopback4(a) || remote == w->session->addr))
+	if (!on_link && is_own4(w, remote))
 		return REASON_OK;
 	if (is_metadata4(a))
 		return REASON_METADATA_ADDRESS;
@@ -199,8 +206,7 @@ __inline_always enum tagout_reason flow_verdict(const struct who *w, const struc
 		return REASON_SPOOFED_SOURCE;
 	r = verdict4(w, remote[0], port, f->proto, on_link);
 	/* Nobody opens a connection into a kid; what comes back from the gateway answers the kid's own. */
-	if (!r && dir == DOWN && f->opening &&
-	    !(!on_link && (is_loopback4(bpf_ntohl(remote[0])) || remote[0] == w->session->addr)))
+	if (!r && dir == DOWN && f->opening && !(!on_link && is_own4(w, remote[0])))
 		return REASON_HOST_ADDRESS;
 	return r;
 }

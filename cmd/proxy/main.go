@@ -52,7 +52,7 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 		Processes: processes, Audit: d.Audit, Metrics: metrics.NewProxy(d.Metrics), Log: d.Log,
 		CA: ca, Resolvers: d.Box.Resolvers, Roots: roots,
 		Limits: proxy.Limits{
-			ConnsPerSession: d.Box.KidLimits.Connections, NewConnsPerSecond: d.Box.KidLimits.Opens,
+			ConnsPerSession: d.Box.KidLimits.Connections, NewConnsPerSecond: d.Box.KidLimits.OpensPerSecond(),
 			BufferPerSession: int64(d.Box.KidLimits.Buffered),
 		},
 	})

@@ -11,6 +11,7 @@ import (
 
 	"tagout/bpf"
 	"tagout/internal/bootclock"
+	"tagout/internal/config"
 	"tagout/sandboxd/events"
 	"tagout/sandboxd/kids"
 )
@@ -19,8 +20,13 @@ import (
 type kernel struct {
 	maps   *bpf.Maps
 	lease  time.Duration                     // the first one of a session; killswitchd renews it
+	opens  int                               // connections a second that the kernel lets one kid open
 	forget atomic.Pointer[func(mark uint32)] // nil: nobody wants to know
 }
+
+// connectRate is twice what the proxy accepts: it says why it refuses the first few too many, and what goes beyond
+// costs it nothing.
+func connectRate(l config.KidLimits) int { return 2 * l.OpensPerSecond() }
 
 // BeforeForgetting makes Withdraw call fn when nothing can use a session any more, and before its counters go.
 func (k *kernel) BeforeForgetting(fn func(mark uint32)) { k.forget.Store(&fn) }
@@ -28,7 +34,7 @@ func (k *kernel) BeforeForgetting(fn func(mark uint32)) { k.forget.Store(&fn) }
 // Admit writes the session before anything that points to it. The link is known last, when its programs are
 // there; until then they drop everything.
 func (k *kernel) Admit(e kids.Entry) error {
-	if err := k.maps.PutSession(e.Mark, bpf.SessionEntry{State: bpf.StateActive, Addr: e.Addr}); err != nil {
+	if err := k.maps.PutSession(e.Mark, bpf.SessionEntry{State: bpf.StateActive, Addr: e.Addr, OpensPerSecond: k.opens}); err != nil {
 		return err
 	}
 	if err := k.maps.GrantLease(e.Mark, bootclock.Now()+k.lease); err != nil {

@@ -10,6 +10,17 @@ type KidLimits struct {
 	Buffered    Size `yaml:"bufferedBytes,omitempty"`    // that the proxy keeps for all of a kid's connections
 }
 
+// DefaultOpens is the default of opensPerSecond.
+const DefaultOpens = 500
+
+// OpensPerSecond is how many connections a second the proxy accepts from one kid on average.
+func (l KidLimits) OpensPerSecond() int {
+	if l.Opens == 0 {
+		return DefaultOpens
+	}
+	return l.Opens
+}
+
 // Size is a number of bytes, a multiple of 1 KiB. In the file it has a unit: 128MiB.
 type Size int64
 

@@ -47,7 +47,7 @@ func (c *cases) tenThousandConnections() {
 		c.t.Error("nobody was refused for want of room")
 	}
 	c.waitDenied("a refused connection", c.kid, uint64(o.Refused), func(r *audit.Record) bool {
-		return r.Reason == reason.Capacity || r.Reason == reason.RateLimit
+		return r.Reason == reason.Capacity || r.Reason == reason.RateLimit || r.Reason == reason.ConnectRate
 	})
 	c.box.Until(soon, "the proxy lets go of everything", func() error {
 		if n := c.box.OpenFiles(instance.Proxy); n > before+16 {

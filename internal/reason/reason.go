@@ -27,6 +27,7 @@ const (
 	HostAddress     Code = 16 // the gateway's other ports, the host, a neighbour
 	Multicast       Code = 17 // multicast or broadcast
 	Malformed       Code = 18 // bytes that are not what they claim to be
+	ConnectRate     Code = 19 // new connections come faster than one kid may open them
 	NameNotAllowed  Code = 32 // no rule names this host
 	NameInvalid     Code = 33 // not a host name
 	DenyRule        Code = 34 // a deny rule matched
@@ -103,6 +104,7 @@ var table = map[Code]Info{
 	HostAddress:     {"host-address", "the box's own and other kids' addresses are not reachable", ""},
 	Multicast:       {"multicast", "multicast and broadcast are not allowed", ""},
 	Malformed:       {"malformed", "the message cannot be parsed", ""},
+	ConnectRate:     {"connect-rate", "the kid opens connections faster than it may", "open fewer a second, or keep them open"},
 	NameNotAllowed:  {"name-not-allowed", "no rule of the card names this host", hintCard},
 	NameInvalid:     {"name-invalid", "this is not a valid host name", ""},
 	DenyRule:        {"deny-rule", "a deny rule of the card matches", "a deny rule always wins: change the rule"},
