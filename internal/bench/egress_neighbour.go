@@ -84,44 +84,52 @@ A quiet kid beside one at its caps
   A quiet kid asks every %v, alone and beside a noisy kid, in turns; the medians of the rounds count, and of the ratios. The noisy kid holds
   %d tunnels and opens more with %d workers, as fast as %s serves or refuses them. All limits are the defaults. Client, server
   and daemons share the processors: the noisy kid's own share is bounded by its card (one processor), what it costs the daemons by the caps.
+  A spinning kid calls connect as often as it can and is refused by the call: no daemon ever hears of it.
 `, quietPace, noiseHeld, noiseWorkers, instance.Proxy)
 
 // neighbour measures one kind of work alone and beside the noise, in turns.
 func (e *egress) neighbour(ctx context.Context, noisy, name string, work []string) ([]Metric, error) {
 	fmt.Fprintf(e.Out, "%s of a quiet kid: alone and beside a noisy one, %d rounds\n", name, e.Rounds)
 	args := append(work[:len(work):len(work)], "-workers", "1", "-pace", quietPace.String(), "-for", e.During.String())
-	var alone, beside, noise []loadResult
+	var alone, beside, noise, spinning []loadResult
 	for range e.Rounds {
 		r, err := e.faultless(ctx, args)
 		if err != nil {
 			return nil, err
 		}
 		alone = append(alone, r)
-		n, err := e.amidNoise(ctx, noisy, func() (err error) {
+		work := func() (err error) {
 			r, err = e.faultless(ctx, args)
 			return err
-		})
+		}
+		n, err := e.amidNoise(ctx, noisy, portBulk, work)
 		if err != nil {
 			return nil, err
 		}
 		beside, noise = append(beside, r), append(noise, n)
+		if _, err := e.amidNoise(ctx, noisy, portRefused, work); err != nil {
+			return nil, err
+		}
+		spinning = append(spinning, r)
 	}
+	p50, p99 := func(r loadResult) float64 { return r.P50 }, func(r loadResult) float64 { return r.P99 }
 	var ratios, refusals []float64
 	for i := range alone {
 		ratios = append(ratios, beside[i].P99/alone[i].P99)
 		refusals = append(refusals, float64(noise[i].Errors))
 	}
-	p50, p99 := func(r loadResult) float64 { return r.P50 }, func(r loadResult) float64 { return r.P99 }
 	m := AtMost("p99 of "+name+" beside a kid at its caps, as a multiple of alone", middle(ratios), "×", neighbourTarget)
 	if middle(refusals) == 0 {
 		m.Met, m.Limits = false, "nothing that was measured: the machine was too busy for the noisy kid to reach its caps"
 	} else if !m.Met {
-		m.Limits = fmt.Sprintf("the processors: the noisy kid was served %.0f and refused %.0f times a second meanwhile",
+		m.Limits = fmt.Sprintf("the scheduler: beside a spinning kid it is %.3g ×; served %.0f, refused %.0f times a second",
+			median(spinning, p99)/median(alone, p99),
 			median(noise, loadResult.perSecond), median(noise, func(r loadResult) float64 { return float64(r.Errors) / r.Seconds }))
 	}
 	return []Metric{
 		m,
 		AtMost(name+" beside a kid at its caps, p99", median(beside, p99), "µs", 0).Beside("alone", median(alone, p99)),
+		AtMost("the same", median(beside, p99), "µs", 0).Beside("beside a spinning kid", median(spinning, p99)),
 		AtMost(name+" beside a kid at its caps, p50", median(beside, p50), "µs", 0).Beside("alone", median(alone, p50)),
 	}, nil
 }
@@ -135,8 +143,11 @@ func (e *egress) faultless(ctx context.Context, args []string) (loadResult, erro
 	return r, err
 }
 
-// amidNoise runs fn while the noisy kid is at its caps, and returns what the noisy kid got.
-func (e *egress) amidNoise(ctx context.Context, noisy string, fn func() error) (loadResult, error) {
+// portRefused is on no rule: the call itself refuses.
+const portRefused = 1
+
+// amidNoise runs fn while the noisy kid holds what it may and opens more, towards port, and returns what it got.
+func (e *egress) amidNoise(ctx context.Context, noisy string, port uint16, fn func() error) (loadResult, error) {
 	ctx, cancel := context.WithTimeout(ctx, e.During+time.Minute)
 	defer cancel()
 	to := []string{"-sni", nameBulk, "-to", nameBulk + ":443"}
@@ -147,7 +158,7 @@ func (e *egress) amidNoise(ctx context.Context, noisy string, fn func() error) (
 		return loadResult{}, fmt.Errorf("the noisy kid holds nothing: %w", err)
 	}
 	during := e.During + e.During/2 // longer than fn
-	ended, result := e.startInKid(ctx, noisy, append([]string{"open", "-workers", fmt.Sprint(noiseWorkers), "-for", during.String()}, to...)...)
+	ended, result := e.startInKid(ctx, noisy, "open", "-workers", fmt.Sprint(noiseWorkers), "-for", during.String(), "-sni", nameBulk, "-to", fmt.Sprintf("%s:%d", nameBulk, port))
 	err := fn()
 	noiseErr := <-ended
 	e.sink.hangUp()
