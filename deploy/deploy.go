@@ -4,7 +4,7 @@ package deploy
 
 import "embed"
 
-// Cards holds cards/practice.yaml, cards/drill.yaml and cards/tagout-proof.yaml, that of killswitchd's canary kids.
+// Cards holds the example cards, and those that Tagout itself spawns: drill, contain and tagout-proof.
 //
 //go:embed cards/*.yaml
 var Cards embed.FS

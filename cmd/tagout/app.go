@@ -75,7 +75,7 @@ stopped.`,
 		a.pauseCommand(), a.resumeCommand(),
 		a.stopCommand(), a.tagsCommand(), a.releaseCommand(), a.orderCommand(), a.keyCommand(), a.vaultCommand(), a.timelineCommand(),
 		a.grantCommand(), a.grantsCommand(), a.ungrantCommand(),
-		a.drillCommand(), a.demoCommand(), a.benchCommand(), a.versionCommand(),
+		a.drillCommand(), a.containCommand(), a.demoCommand(), a.benchCommand(), a.versionCommand(),
 	)
 	return root
 }
