@@ -36,7 +36,7 @@ func runIsolationProbe(name string) int {
 	case "execute":
 		json.NewEncoder(os.Stdout).Encode(execute(os.Args[1:])) // likewise
 	default:
-		return 2
+		return runEscapeProbe(name)
 	}
 	return 0
 }
