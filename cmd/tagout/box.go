@@ -7,8 +7,10 @@ import (
 	"strings"
 
 	"tagout/internal/cgroup"
+	"tagout/internal/clockstep"
 	"tagout/internal/doctor"
 	"tagout/internal/drill"
+	"tagout/internal/instance"
 	"tagout/internal/practice"
 	"tagout/sandboxd/box"
 )
@@ -30,6 +32,7 @@ func boxes() box.Boxes {
 		Extras: []box.Extra{
 			{Cleanup: practice.Cleanup, Leftovers: practice.Leftovers},
 			{Cleanup: drill.Unstage, Leftovers: drill.Staged},
+			{Cleanup: rightClock, Leftovers: func(instance.Instance) []string { return clockstep.Left() }},
 		},
 	}
 }

@@ -29,6 +29,7 @@ type drillFlags struct {
 
 func (a *app) drillCommand() *cobra.Command {
 	var f drillFlags
+	var stepClock bool
 	cfg := drill.Config{Controls: true}
 	cmd := &cobra.Command{
 		Use:   "drill",
@@ -43,9 +44,16 @@ With --report, a signed report is left behind: drill.json, drill.html and drill.
 "tagout drill verify" checks it with the public key alone. "tagout drill history" lists
 the drills of this machine. Nothing else is left.`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return a.drill(cmd, f, cfg) },
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if stepClock {
+				if cfg.ClockHelper, err = clockHelper(); err != nil {
+					return err
+				}
+			}
+			return a.drill(cmd, f, cfg)
+		},
 	}
-	cmd.AddCommand(a.drillVerifyCommand(), a.drillHistoryCommand())
+	cmd.AddCommand(a.drillVerifyCommand(), a.drillHistoryCommand(), a.holdClockCommand())
 	cmd.Flags().StringVar(&f.bin, "bin-dir", "", "directory of the binaries (default: where tagout itself lies)")
 	cmd.Flags().StringVar(&f.card, "card", "", "the agent's card (default: the drill card that comes with tagout)")
 	cmd.Flags().StringArrayVar(&f.techniques, "technique", nil, "run this technique only; repeat for more (default: all)")
@@ -58,7 +66,7 @@ the drills of this machine. Nothing else is left.`,
 	cmd.Flags().StringVar(&cfg.By, "by", "", "who runs the drill, for the report (default: the user)")
 	cmd.Flags().IntVar(&cfg.Runs, "runs", 1, "how often each case is run")
 	cmd.Flags().IntVar(&cfg.Processes, "processes", 100, "how many hostile processes must run before the order, where that is the point")
-	cmd.Flags().BoolVar(&cfg.AllowClockStep, "allow-clock-step", false, "allow a knock-out to set this machine's clock an hour forward and back")
+	cmd.Flags().BoolVar(&stepClock, "allow-clock-step", false, "allow a knock-out to set this machine's clock an hour forward for up to 2 s")
 	return cmd
 }
 

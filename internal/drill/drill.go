@@ -52,8 +52,9 @@ type Config struct {
 	Knockouts []string
 	// Controls adds the runs that must fail.
 	Controls bool
-	// AllowClockStep lets a knock-out set this machine's clock an hour forward and back.
-	AllowClockStep bool
+	// ClockHelper is the command that holds a step of this machine's clock for a knock-out (clockstep.Hold with
+	// ClockStep and ClockLimit). nil: that knock-out is not allowed.
+	ClockHelper []string
 	// Processes is how many processes must be seen before the order, where the technique is about their number;
 	// 0 means 100.
 	Processes int

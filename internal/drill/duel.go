@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"tagout/internal/clockstep"
 	"tagout/internal/practice"
 	"tagout/internal/wire"
 )
@@ -34,6 +35,11 @@ type duel struct {
 	mu    sync.Mutex
 	story []Event           // guarded by mu
 	tags  map[string]string // guarded by mu; stop -> who placed its tag
+
+	// Of a knock-out; only the run's own goroutine uses them.
+	clock  *clockstep.Step // nil: the clock was not stepped
+	spoilt string          // why the knock-out alone did what only a stop may do
+	void   string          // why it was not in force as it should have been
 }
 
 // Event is one moment of a run. At counts from the command, and is negative before it.
@@ -92,6 +98,9 @@ func (d *duel) strikeAndStop(ctx context.Context, o *observer, hand hand, res *R
 	if err != nil {
 		return fmt.Errorf("%s: %w", d.c.name, err)
 	}
+	if d.clock != nil {
+		defer d.clock.Back() // where mend is not reached
+	}
 	watch := o.watchEmpty(ctx)
 	defer watch.stop()
 	command := practice.Now() // nothing may come between this and writing the order
@@ -120,7 +129,13 @@ func (d *duel) strikeAndStop(ctx context.Context, o *observer, hand hand, res *R
 		o.settle(ctx, d.c.judged, command, d.c.within, watch, seen)
 	}
 	res.After = o.activity(d.c.technique.Signs)
+	res.Void = d.void
 	res.judge(d.c.judged, d.slas(), seen)
+	if d.spoilt != "" {
+		for _, l := range d.c.judged {
+			res.fail(l, "%s", d.spoilt)
+		}
+	}
 	d.judgeDeath(res, o, command, released)
 	d.tell(res, o, command)
 	return nil

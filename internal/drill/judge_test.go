@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"tagout/internal/testroot"
 	"tagout/internal/wire"
 )
 
@@ -84,7 +85,7 @@ func TestContainedIsJudgedByWhatWasSaid(t *testing.T) {
 }
 
 func TestAKnockoutThatIsNotThisMachinesBreaksNothing(t *testing.T) {
-	d := &duel{} // no AllowClockStep, and an instance without mounts of the drill's own
+	d := &duel{} // no ClockHelper, and an instance without mounts of the drill's own
 	for _, k := range allKnockouts() {
 		switch k.name {
 		case "clock-stepped", "audit-disk-full", "bpffs-unmounted":
@@ -92,5 +93,25 @@ func TestAKnockoutThatIsNotThisMachinesBreaksNothing(t *testing.T) {
 				t.Errorf("%s: %v", k.name, err)
 			}
 		}
+	}
+}
+
+// TestAClockThatCannotBeSet is not run, and says why; nothing that was not run is ever called PASS.
+func TestAClockThatCannotBeSet(t *testing.T) {
+	testroot.Require(t)
+	d := &duel{Config: Config{ClockHelper: []string{"/bin/false"}, ReadyWithin: time.Minute}}
+	_, err := stepClock(t.Context(), d)
+	if err == nil || !strings.HasPrefix(err.Error(), "not run here: the wall clock cannot be set: ") || d.clock != nil {
+		t.Fatalf("%v, %v", err, d.clock)
+	}
+	rep := &Report{}
+	rep.add(Result{Kind: KindKnockout, Case: "clock-stepped", Skipped: err.Error()})
+	rep.close(true)
+	if rep.Passed || rep.Verdict != Void || !strings.Contains(rep.Why, "clock-stepped: not run here: ") {
+		t.Errorf("%+v", rep)
+	}
+	var table strings.Builder
+	if err := rep.Table(&table); err != nil || !strings.Contains(table.String(), "not run here: ") || strings.Contains(table.String(), string(Pass)) {
+		t.Errorf("%v: %s", err, table.String())
 	}
 }

@@ -56,7 +56,7 @@ func allKnockouts() []knockout {
 		knockout{name: "two-stops", what: "two people order the same stop at once", twice: true},
 		knockout{name: "audit-disk-full", what: "the disk of the audit log is full", strike: fillDisk, says: "no space left"},
 		knockout{name: "sink-hung", what: "the receiver of alerts takes them and never answers", strike: hangSink, says: "receiver of alerts"},
-		knockout{name: "clock-stepped", what: "the wall clock is set an hour forward, and back", strike: stepClock},
+		knockout{name: "clock-stepped", what: "the wall clock is set an hour forward before the order, and back at the first sign of the stop", strike: stepClock, amid: letGoOfClock},
 		knockout{name: "bpffs-unmounted", what: "the BPF filesystem is unmounted", strike: unmountPins, says: "BPF filesystem"},
 	)
 }

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -99,12 +100,22 @@ func (rep *Report) judge(ended bool) (Verdict, string) {
 		}
 	}
 	if judged == 0 {
-		return Void, "nothing was judged"
+		return Void, strings.Join(append([]string{"nothing was judged"}, rep.skipped()...), "; ")
 	}
 	if void != "" {
 		return Void, void
 	}
 	return Pass, ""
+}
+
+// skipped says what was not run, and why.
+func (rep *Report) skipped() (out []string) {
+	for _, r := range rep.Results {
+		if r.Skipped != "" {
+			out = append(out, r.Case+": "+r.Skipped)
+		}
+	}
+	return out
 }
 
 // Table writes what people read at the end. A drill of one technique has one row a layer and case; where a case
@@ -127,6 +138,9 @@ func (rep *Report) longRows(t io.Writer) {
 			name = string(s.Kind) + ": " + name
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", name, s.Layer, millis(s.Acked), s.shown(), millis(s.SLA), s.judgement(), evidence[s.Layer])
+	}
+	for _, s := range rep.skipped() {
+		fmt.Fprintln(t, s)
 	}
 }
 

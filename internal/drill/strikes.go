@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tagout/internal/bootclock"
 	"tagout/internal/cgroup"
+	"tagout/internal/clockstep"
 	"tagout/internal/practice"
 )
 
@@ -129,25 +129,59 @@ func fillDisk(_ context.Context, d *duel) (func(context.Context) error, error) {
 // ballast is what fills the audit log's filesystem.
 const ballast = ".drill-ballast"
 
-// step is how far the wall clock is moved.
-const step = time.Hour
+// ClockStep is how far the wall clock is moved, and ClockLimit how long it stays there at most.
+const (
+	ClockStep  = time.Hour
+	ClockLimit = 2 * time.Second
+)
 
-// stepClock sets the wall clock of the whole machine, so it must be asked for.
-func stepClock(_ context.Context, d *duel) (func(context.Context) error, error) {
-	if !d.AllowClockStep {
-		return nil, &notHere{"it sets the clock of the whole machine: allow it with --allow-clock-step"}
+// At the step, the kid must go on for clockRest, long enough for killswitchd to look at every lease a few times, and be
+// seen to by clockSeen.
+const (
+	clockRest = time.Second
+	clockSeen = 1500 * time.Millisecond
+)
+
+// stepClock sets the wall clock of the whole machine, so it must be allowed. What hangs on it would stop the kid now;
+// letGoOfClock sets it back in the middle of the stop.
+func stepClock(ctx context.Context, d *duel) (func(context.Context) error, error) {
+	if len(d.ClockHelper) == 0 {
+		return nil, &notHere{"it sets the clock of the whole machine for up to 2 s: allow it with --allow-clock-step"}
 	}
-	if err := setClock(time.Now().Round(0).Add(step)); err != nil {
+	limit, cancel := context.WithTimeout(ctx, d.ReadyWithin)
+	defer cancel()
+	s, err := clockstep.Start(limit, d.ClockHelper, ClockStep)
+	if err != nil {
 		return nil, &notHere{"the wall clock cannot be set: " + err.Error()}
 	}
-	// Back by the boot clock, which nobody has touched, so that nothing is lost but the precision of the call.
-	forward, since := time.Now().Round(0), bootclock.Now()
-	return func(context.Context) error { return setClock(forward.Add(bootclock.Now() - since).Add(-step)) }, nil
+	d.clock = s
+	at := practice.Now()
+	d.noteAt(at, "the wall clock is set an hour forward")
+	rest, cancel := context.WithTimeout(ctx, clockSeen)
+	defer cancel()
+	last := func() time.Duration {
+		return min(d.Internet.Sink.LastByte(d.kid), d.Internet.API.Uses.Tally("agent:"+d.kid).LastAccepted)
+	}
+	err = practice.Wait(rest, "the agent is at work an hour later", func() bool {
+		return practice.Now() >= at+clockRest && last() > at+clockRest-fresh
+	})
+	if err != nil {
+		d.spoilt = fmt.Sprintf("the step alone stopped the kid: its last byte or token use came %v after it", max(0, last()-at).Round(time.Millisecond))
+	}
+	return func(ctx context.Context) error {
+		late, err := s.Back()
+		if late {
+			d.void = "the clock was set back before the stop was under way: this machine is too busy for it"
+		}
+		return errors.Join(err, d.waitWell(ctx))
+	}, nil
 }
 
-func setClock(to time.Time) error {
-	ts := unix.NsecToTimespec(to.UnixNano())
-	return unix.ClockSettime(unix.CLOCK_REALTIME, &ts)
+// letGoOfClock sets the clock back, an hour, at the first sign of the stop.
+func letGoOfClock(d *duel) {
+	if d.clock != nil {
+		d.clock.LetGo()
+	}
 }
 
 // unmountPins unmounts the BPF filesystem with the instance's pins, which must be one of the drill's own (Stage).
