@@ -14,7 +14,7 @@ RACEPKGS := ./proxy ./dnsfilter ./killswitch ./sandboxd/events ./sandboxd/sockwa
 FUZZTIME ?= 10m
 export CGO_ENABLED ?= 0
 
-.PHONY: build setup demo test test-race bench bench-egress bench-stop lint generate check-generated fuzz clean
+.PHONY: build setup demo test test-race bench bench-egress bench-stop lint generate openapi check-generated fuzz clean
 
 build: ## Build every binary, static, into build/bin
 	@mkdir -p $(BIN)
@@ -53,6 +53,9 @@ lint: ## gofmt, go vet, staticcheck: the tools are pinned in go.mod
 generate: ## Compile the BPF programs (needs clang, llvm, libbpf-dev)
 	@deploy/setup.sh generate
 	go generate ./bpf/...
+
+openapi: ## Write the HTTP API's description from the code
+	go run ./cmd/tagout openapi > deploy/schema/openapi.json
 
 check-generated: generate ## Fail when the committed BPF objects are not what the sources give
 	git diff --exit-code -- bpf

@@ -8,6 +8,7 @@ require (
 	github.com/containerd/go-runc v1.2.1
 	github.com/coreos/go-iptables v0.8.0
 	github.com/coreos/go-systemd/v22 v22.7.0
+	github.com/danielgtaylor/huma/v2 v2.37.2
 	github.com/elazarl/goproxy v1.9.3
 	github.com/goccy/go-yaml v1.19.2
 	github.com/miekg/dns v1.1.73

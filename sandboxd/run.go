@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -27,6 +28,7 @@ import (
 	"tagout/sandboxd/guard"
 	"tagout/sandboxd/image"
 	"tagout/sandboxd/kids"
+	"tagout/sandboxd/once"
 	"tagout/sandboxd/runtime"
 	"tagout/sandboxd/sockwatch"
 )
@@ -70,6 +72,9 @@ type Config struct {
 // that it should.
 type Serve func(ctx context.Context, mux *http.ServeMux, healthy func() error) error
 
+// keyWait is how long a repeated request waits for the first of its kind.
+const keyWait = 20 * time.Second
+
 // Run takes over what a predecessor left and serves until ctx ends. Kids outlive it.
 func Run(ctx context.Context, cfg Config, serve Serve) error {
 	if os.Geteuid() != 0 {
@@ -110,8 +115,14 @@ func Run(ctx context.Context, cfg Config, serve Serve) error {
 	wg.Go(func() { health.note(reader.Run(ctx)) })
 	wg.Go(func() { health.note(sockets.Run(ctx)) })
 	wg.Go(func() { health.note(follower.Run(ctx)) })
+	keys, err := once.Open(once.Config{Dir: cfg.Inst.KeyDir(), Wait: keyWait})
+	if err != nil {
+		return fmt.Errorf("starting sandboxd: %w", err)
+	}
 	mux := http.NewServeMux()
-	api.Register(mux, api.Config{Kids: manager, Plan: PlanFromCard, PlanEgress: EgressFromCard, MayGrant: mayGrant(cfg.Authorities)})
+	api.Register(mux, api.New(api.Config{
+		Kids: manager, Plan: PlanFromCard, PlanEgress: EgressFromCard, MayGrant: mayGrant(cfg.Authorities), Keys: keys, Log: cfg.Log,
+	}))
 	api.RegisterProofs(mux, api.ProofConfig{
 		Proofs: manager, Killswitchd: cfg.Inst.UID(instance.Killswitchd), Ending: ctx.Done(),
 		Plan: func() (kids.Plan, error) { return proofPlan(cfg.Inst.Gateway().String()) },

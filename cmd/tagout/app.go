@@ -74,7 +74,7 @@ stopped.`,
 		a.cardCommand(), a.policyCommand(), a.spawnCommand(), a.runCommand(), a.execCommand(), a.listCommand(), a.destroyCommand(),
 		a.pauseCommand(), a.resumeCommand(),
 		a.stopCommand(), a.tagsCommand(), a.releaseCommand(), a.orderCommand(), a.keyCommand(), a.vaultCommand(), a.timelineCommand(),
-		a.grantCommand(), a.grantsCommand(), a.ungrantCommand(),
+		a.grantCommand(), a.grantsCommand(), a.ungrantCommand(), a.openapiCommand(),
 		a.drillCommand(), a.containCommand(), a.demoCommand(), a.benchCommand(), a.versionCommand(),
 	)
 	return root

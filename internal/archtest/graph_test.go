@@ -108,6 +108,7 @@ var owned = map[string][]string{
 	"github.com/prometheus/client_golang": {"tagout/internal/metrics"},
 	"github.com/containerd/go-runc":       {"tagout/sandboxd"},
 	"github.com/goccy/go-yaml":            {"tagout/internal/card", "tagout/internal/config", "tagout/internal/yamlx"},
+	"github.com/danielgtaylor/huma/v2":    {"tagout/sandboxd/api"},
 	"github.com/spf13/cobra":              {"tagout/cmd/tagout"},
 	"filippo.io/age":                      {"tagout/internal/authority/keyfile", "tagout/internal/credential", "tagout/internal/inspectca"},
 }

@@ -20,8 +20,20 @@ import (
 
 // Client talks to one daemon's unix socket. Safe for concurrent use.
 type Client struct {
-	path string
-	http *http.Client
+	path   string
+	http   *http.Client
+	header http.Header // of every request; may be nil
+}
+
+// With returns a client that also sends the header. Both share their connections.
+func (c *Client) With(name, value string) *Client {
+	out := *c
+	out.header = c.header.Clone()
+	if out.header == nil {
+		out.header = http.Header{}
+	}
+	out.header.Set(name, value)
+	return &out
 }
 
 // NewClient returns a client for the socket at path. Nothing is dialled yet.
@@ -160,6 +172,9 @@ func (c *Client) do(ctx context.Context, method, route string, body io.Reader, k
 	req, err := http.NewRequestWithContext(ctx, method, "http://tagout"+route, body)
 	if err != nil {
 		return nil, fmt.Errorf("calling %s %s: %w", method, route, err)
+	}
+	for name, values := range c.header {
+		req.Header[name] = values
 	}
 	if body != nil {
 		req.Header.Set("Content-Type", kind)

@@ -101,6 +101,9 @@ func (i Instance) KidDir(kid string) string { return filepath.Join(i.RunDir(), "
 // KidCard is the text of the card whose egress rules are in force for a kid; the instance's group may read it.
 func (i Instance) KidCard(kid string) string { return filepath.Join(i.KidDir(kid), "card.yaml") }
 
+// KeyDir holds what sandboxd remembers of requests with an Idempotency-Key; volatile.
+func (i Instance) KeyDir() string { return filepath.Join(i.RunDir(), "idempotency") }
+
 // RuncRoot is runc's own state directory.
 func (i Instance) RuncRoot() string { return filepath.Join(i.RunDir(), "runc") }
 

@@ -73,6 +73,15 @@ const (
 	OrderNotKept    Code = 74 // an order whose use cannot be noted on disk
 	Canary          Code = 75 // a canary name or a canary credential
 	Tripped         Code = 76 // a trip rule stopped the kid
+
+	KeyReused       Code = 90 // an Idempotency-Key that was used for another request
+	KeyBusy         Code = 91 // the request that has this Idempotency-Key is still under way
+	KeyUnknown      Code = 92 // nobody knows what became of the request that had this Idempotency-Key
+	Unauthenticated Code = 93 // a caller without a key or certificate that counts here
+	RoleMissing     Code = 94 // a caller without the role that a route needs
+	PathRefused     Code = 95 // a path that leads out of a kid's writable places, or through a link
+	FileKind        Code = 96 // neither a regular file nor a directory
+	TooLarge        Code = 97 // more bytes, files or levels than are carried
 )
 
 // Info describes a code for people.
@@ -149,6 +158,14 @@ var table = map[Code]Info{
 	OrderNotKept:    {"order-not-kept", "that the order was used cannot be noted on disk", "make room on the disk"},
 	Canary:          {"canary", "this name or credential is a canary: nobody has a reason to use it", "find out how the kid came to it"},
 	Tripped:         {"tripped", "a trip rule stopped the kid", "see the tag: it names the rule, what was measured and the limit"},
+	KeyReused:       {"key-reused", "the Idempotency-Key was used for another request", "use a new key for a new request"},
+	KeyBusy:         {"key-busy", "the request with this Idempotency-Key is still under way", "ask again in a while, with the same key"},
+	KeyUnknown:      {"key-unknown", "what became of the request with this Idempotency-Key is not known", "look what is there, then use a new key"},
+	Unauthenticated: {"unauthenticated", "no API key or client certificate that counts here", "see docs/api.md"},
+	RoleMissing:     {"role-missing", "the caller does not hold the role that this needs", "use a key that has it"},
+	PathRefused:     {"path-refused", "the path leads out of the kid's writable places, or through a link", "name a file below /workspace or /tmp, without links"},
+	FileKind:        {"file-kind", "this is neither a regular file nor a directory", "leave it out"},
+	TooLarge:        {"too-large", "there are more bytes, files or levels than are carried", "take it in smaller parts"},
 	Internal:        {"internal", "Tagout could not decide and refused", "see the daemon's log"},
 }
 

@@ -1,18 +1,29 @@
-// Package api serves sandboxd's routes (package wire lists them). Only root may call them: whoever makes or
-// enters kids could read what is in them.
+// Package api serves sandboxd's routes: kids' life, over HTTP, described in OpenAPI by the code itself. Each route
+// names the role that a caller needs; over the unix socket only root may call, because whoever makes or enters kids
+// could read what is in them.
+//
+// A new route is added with add, or with addStream where its answer is no JSON document; `make openapi` then writes
+// deploy/schema/openapi.json, which a test compares.
 package api
 
 import (
 	"context"
-	"fmt"
+	"encoding/json"
+	"log/slog"
 	"net/http"
-	"slices"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
 	"tagout/internal/control"
 	"tagout/internal/reason"
 	"tagout/internal/wire"
 	"tagout/sandboxd/kids"
+	"tagout/sandboxd/once"
 )
+
+// Version of the API: the first part of every path.
+const Version = "v1"
 
 // Kids is what the routes call; *kids.Manager is one.
 type Kids interface {
@@ -41,116 +52,76 @@ type Config struct {
 	Plan       Planner
 	PlanEgress EgressPlanner
 	MayGrant   func(name string) error // nil, or who may
+	Keys       *once.Store             // nil: Idempotency-Key is not looked at, for tests
+	Log        *slog.Logger
 }
 
-// Register adds the routes to mux.
-func Register(mux *http.ServeMux, cfg Config) {
-	s := server{kids: cfg.Kids, plan: cfg.Plan, planEgress: cfg.PlanEgress, mayGrant: cfg.MayGrant}
-	for route, h := range map[string]http.HandlerFunc{
-		"POST /v1/kids":            s.spawn,
-		"GET /v1/kids":             s.list,
-		"GET /v1/kids/{kid}":       s.get,
-		"DELETE /v1/kids/{kid}":    s.destroy,
-		"POST /v1/kids/{kid}/exec": s.exec,
-
-		"PUT /v1/kids/{kid}/policy":         s.changePolicy,
-		"POST /v1/kids/{kid}/grants":        s.grant,
-		"GET /v1/kids/{kid}/grants":         s.grants,
-		"DELETE /v1/kids/{kid}/grants/{id}": s.ungrant,
-	} {
-		mux.HandleFunc(route, control.Admit(h, 0))
-	}
-	s.registerLife(mux)
-}
-
+// server is what the handlers share.
 type server struct {
+	api        huma.API
 	kids       Kids
 	plan       Planner
 	planEgress EgressPlanner
 	mayGrant   func(name string) error
+	keys       *once.Store
+	log        *slog.Logger
 }
 
-func (s server) spawn(w http.ResponseWriter, r *http.Request) {
-	var req wire.SpawnRequest
-	if !control.Read(w, r, &req) {
-		return
-	}
-	plan, err := s.plan(req)
-	if err != nil {
-		control.Refuse(w, http.StatusUnprocessableEntity, reason.Malformed, err.Error())
-		return
-	}
-	kid, err := s.kids.Spawn(r.Context(), kids.Request{Name: req.Name, Purpose: req.Purpose, Actor: actor(r), Plan: plan})
-	if err != nil {
-		refuse(w, err)
-		return
-	}
-	control.Reply(w, kid)
+// API is the routes, for callers whom somebody else has recognised (WithCaller).
+type API struct {
+	http.Handler
+	doc *huma.OpenAPI
 }
 
-// list leaves the kids of proofs out: nobody but killswitchd has anything to do with them.
-func (s server) list(w http.ResponseWriter, r *http.Request) {
-	kids := s.kids.List(r.Context())
-	if r.URL.Query().Get("all") == "" {
-		kids = slices.DeleteFunc(kids, func(k wire.Kid) bool { return k.Proof })
+// New makes the routes.
+func New(cfg Config) *API {
+	mux := http.NewServeMux()
+	s := &server{
+		api: humago.New(mux, config()), kids: cfg.Kids, plan: cfg.Plan, planEgress: cfg.PlanEgress, mayGrant: cfg.MayGrant,
+		keys: cfg.Keys, log: cfg.Log,
 	}
-	control.Reply(w, kids)
-}
-
-func (s server) get(w http.ResponseWriter, r *http.Request) {
-	kid, err := s.kids.Get(r.Context(), r.PathValue("kid"))
-	if err != nil {
-		refuse(w, err)
-		return
-	}
-	control.Reply(w, kid)
-}
-
-func (s server) destroy(w http.ResponseWriter, r *http.Request) {
-	if err := s.kids.Destroy(r.Context(), r.PathValue("kid"), actor(r), r.URL.Query().Get("reason")); err != nil {
-		refuse(w, err)
-		return
-	}
-	control.Reply(w, struct{}{})
-}
-
-// exec streams. The answer begins with the first frame, so that a refusal can still have its own status.
-func (s server) exec(w http.ResponseWriter, r *http.Request) {
-	var req wire.ExecRequest
-	if !control.Read(w, r, &req) {
-		return
-	}
-	var out *control.Stream
-	err := s.kids.Exec(r.Context(), r.PathValue("kid"), actor(r), req, func(f wire.ExecFrame) error {
-		if out == nil {
-			out = control.NewStream(w)
-		}
-		return out.Send(f)
+	s.kidRoutes()
+	s.lifeRoutes()
+	s.policyRoutes()
+	s.documentRoute()
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		control.Refuse(w, http.StatusNotFound, reason.Malformed, "there is no route "+r.Method+" "+r.URL.Path+": GET /v1/openapi.json lists those that there are")
 	})
-	if err != nil {
-		refuse(w, err)
+	return &API{Handler: mux, doc: s.api.OpenAPI()}
+}
+
+// Register serves the routes on mux for root, who comes over the unix socket.
+func Register(mux *http.ServeMux, a *API) { mux.Handle("/"+Version+"/", fromRoot(a)) }
+
+// config is huma's, without pages that load scripts from elsewhere and without fields that it adds to answers.
+func config() huma.Config {
+	c := huma.DefaultConfig("Tagout", "1")
+	c.Info.Description = "Makes, runs and destroys kids: disposable sandboxes for agents that nobody trusts. See docs/api.md."
+	c.OpenAPIPath, c.DocsPath, c.SchemasPath, c.CreateHooks = "", "", "", nil
+	c.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
+		"key":         {Type: "http", Scheme: "bearer", Description: "An API key. Over the unix socket none is needed: root holds every role."},
+		"certificate": {Type: "mutualTLS", Description: "A client certificate that the box's configuration gives roles to."},
 	}
+	return c
 }
 
-// actor names who asks, as the kernel saw it.
-func actor(r *http.Request) string {
-	peer, _ := control.PeerOf(r.Context()) // Admit lets nobody in who is not known
-	return fmt.Sprintf("uid:%d", peer.UID)
+// Document is the API's OpenAPI 3.1 description, indented, with a line's end.
+func (a *API) Document() ([]byte, error) { return document(a.doc) }
+
+func document(doc *huma.OpenAPI) ([]byte, error) {
+	raw, err := json.MarshalIndent(doc, "", "  ")
+	return append(raw, '\n'), err
 }
 
-var statuses = map[kids.Kind]int{
-	kids.Invalid:     http.StatusUnprocessableEntity,
-	kids.NotFound:    http.StatusNotFound,
-	kids.Conflict:    http.StatusConflict,
-	kids.Tagged:      http.StatusLocked,
-	kids.Unavailable: http.StatusServiceUnavailable,
-	kids.Capacity:    http.StatusInsufficientStorage,
-}
-
-func refuse(w http.ResponseWriter, err error) {
-	status, ok := statuses[kids.KindOf(err)]
-	if !ok {
-		status = http.StatusInternalServerError
-	}
-	control.Refuse(w, status, kids.ReasonOf(err), err.Error())
+func (s *server) documentRoute() {
+	r := route{id: "openapi", method: http.MethodGet, path: "/v1/openapi.json", summary: "This description", role: RoleRead}
+	addStream(s, r, stream{kind: "application/json", out: map[string]any{}}, func(w http.ResponseWriter, _ *http.Request) {
+		raw, err := document(s.api.OpenAPI())
+		if err != nil {
+			control.Refuse(w, http.StatusInternalServerError, reason.Internal, err.Error())
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.Write(raw) // the peer is gone: nothing to do
+	})
 }

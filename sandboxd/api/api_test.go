@@ -65,7 +65,7 @@ func serve(t *testing.T, k Kids, plan Planner) *control.Client {
 		t.Fatal(err)
 	}
 	mux := http.NewServeMux()
-	Register(mux, Config{Kids: k, Plan: plan, PlanEgress: func(r wire.PolicyRequest) (kids.EgressChange, error) {
+	Register(mux, New(Config{Kids: k, Plan: plan, PlanEgress: func(r wire.PolicyRequest) (kids.EgressChange, error) {
 		if r.Card == "" {
 			return kids.EgressChange{}, errors.New("card:1:1: nothing in it")
 		}
@@ -75,7 +75,7 @@ func serve(t *testing.T, k Kids, plan Planner) *control.Client {
 			return errors.New("ada may")
 		}
 		return nil
-	}})
+	}}))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- control.Serve(ctx, l, mux, time.Second) }()
@@ -158,8 +158,8 @@ func TestDestroyPassesTheReason(t *testing.T) {
 
 func TestUnknownFieldsAreRefused(t *testing.T) {
 	client := serve(t, fakeKids{}, nil)
-	if err := client.Call(t.Context(), http.MethodPost, "/v1/kids", map[string]string{"nmae": "x"}, nil); control.Status(err) != 400 {
-		t.Errorf("unknown field: %v, want 400", err)
+	if err := client.Call(t.Context(), http.MethodPost, "/v1/kids", map[string]string{"nmae": "x"}, nil); control.Status(err) != 422 {
+		t.Errorf("unknown field: %v, want 422", err)
 	}
 }
 

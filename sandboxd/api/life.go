@@ -4,7 +4,6 @@ import (
 	"context"
 	"net/http"
 
-	"tagout/internal/control"
 	"tagout/internal/wire"
 )
 
@@ -14,26 +13,24 @@ type Lives interface {
 	Resume(ctx context.Context, name, actor, why string) error
 }
 
-func (s server) registerLife(mux *http.ServeMux) {
-	for route, h := range map[string]http.HandlerFunc{
-		"POST /v1/kids/{kid}/pause":  s.change(s.kids.Pause),
-		"POST /v1/kids/{kid}/resume": s.change(s.kids.Resume),
-	} {
-		mux.HandleFunc(route, control.Admit(h, 0))
-	}
+func (s *server) lifeRoutes() {
+	add(s, route{id: "pause-kid", method: http.MethodPost, path: "/v1/kids/{kid}/pause", summary: "Freeze a kid", role: RoleExec, status: http.StatusNoContent},
+		change(func(ctx context.Context, name, actor, why string) error { return s.kids.Pause(ctx, name, actor, why) }))
+	add(s, route{id: "resume-kid", method: http.MethodPost, path: "/v1/kids/{kid}/resume", summary: "Let a paused kid go on", role: RoleExec, status: http.StatusNoContent},
+		change(func(ctx context.Context, name, actor, why string) error { return s.kids.Resume(ctx, name, actor, why) }))
+}
+
+type changeRequest struct {
+	Named
+	Body wire.ChangeRequest
 }
 
 // change serves what takes a kid from one state to another.
-func (s server) change(do func(ctx context.Context, name, actor, why string) error) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		var req wire.ChangeRequest
-		if !control.Read(w, r, &req) {
-			return
+func change(do func(ctx context.Context, name, actor, why string) error) func(context.Context, *changeRequest) (*struct{}, error) {
+	return func(ctx context.Context, in *changeRequest) (*struct{}, error) {
+		if err := do(ctx, in.Kid, actor(ctx), in.Body.Reason); err != nil {
+			return nil, refused(err)
 		}
-		if err := do(r.Context(), r.PathValue("kid"), actor(r), req.Reason); err != nil {
-			refuse(w, err)
-			return
-		}
-		control.Reply(w, struct{}{})
+		return nil, nil
 	}
 }

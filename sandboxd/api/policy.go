@@ -1,70 +1,98 @@
 package api
 
 import (
+	"context"
 	"net/http"
+	"slices"
+	"strings"
 
-	"tagout/internal/control"
 	"tagout/internal/reason"
 	"tagout/internal/wire"
 )
 
-func (s server) changePolicy(w http.ResponseWriter, r *http.Request) {
-	var req wire.PolicyRequest
-	if !control.Read(w, r, &req) || !s.allowed(w, req.By) {
-		return
+func (s *server) policyRoutes() {
+	add(s, route{id: "change-policy", method: http.MethodPut, path: "/v1/kids/{kid}/policy", summary: "Replace a living kid's egress policy with that of another card", role: RoleGrant}, s.changePolicy)
+	add(s, route{id: "place-grant", method: http.MethodPost, path: "/v1/kids/{kid}/grants", summary: "Open one host and port of a living kid for a while", role: RoleGrant}, s.grant)
+	add(s, route{id: "list-grants", method: http.MethodGet, path: "/v1/kids/{kid}/grants", summary: "List the grants that hold", role: RoleRead}, s.grants)
+	// It needs no authority's role: taking back is always right, and it is recorded who did it.
+	add(s, route{id: "end-grant", method: http.MethodDelete, path: "/v1/kids/{kid}/grants/{id}", summary: "End a grant and cut what lived on it", role: RoleExec, status: http.StatusNoContent}, s.ungrant)
+}
+
+type policyRequest struct {
+	Named
+	Body wire.PolicyRequest
+}
+
+type policyReply struct{ Body wire.PolicyReply }
+
+func (s *server) changePolicy(ctx context.Context, in *policyRequest) (*policyReply, error) {
+	req := in.Body
+	if err := s.allowed(req.By); err != nil {
+		return nil, err
 	}
 	change, err := s.planEgress(req)
 	if err != nil {
-		s.kids.PolicyRefused(r.PathValue("kid"), actor(r), req.By, err)
-		control.Refuse(w, http.StatusUnprocessableEntity, reason.Malformed, "the old policy stays: "+err.Error())
-		return
+		s.kids.PolicyRefused(in.Kid, actor(ctx), req.By, err)
+		return nil, problem(http.StatusUnprocessableEntity, reason.Malformed, "the old policy stays: "+err.Error())
 	}
-	change.By, change.Reason, change.Actor = req.By, req.Reason, actor(r)
-	reply, err := s.kids.ChangePolicy(r.Context(), r.PathValue("kid"), change)
+	change.By, change.Reason, change.Actor = req.By, req.Reason, actor(ctx)
+	reply, err := s.kids.ChangePolicy(ctx, in.Kid, change)
 	if err != nil {
-		refuse(w, err)
-		return
+		return nil, refused(err)
 	}
-	control.Reply(w, reply)
+	return &policyReply{reply}, nil
 }
 
-func (s server) grant(w http.ResponseWriter, r *http.Request) {
-	var req wire.GrantRequest
-	if !control.Read(w, r, &req) || !s.allowed(w, req.By) {
-		return
+type grantRequest struct {
+	Named
+	Body wire.GrantRequest
+}
+
+type grantReply struct{ Body wire.Grant }
+
+func (s *server) grant(ctx context.Context, in *grantRequest) (*grantReply, error) {
+	if err := s.allowed(in.Body.By); err != nil {
+		return nil, err
 	}
-	g, err := s.kids.Grant(r.Context(), r.PathValue("kid"), actor(r), req)
+	g, err := s.kids.Grant(ctx, in.Kid, actor(ctx), in.Body)
 	if err != nil {
-		refuse(w, err)
-		return
+		return nil, refused(err)
 	}
-	control.Reply(w, g)
+	return &grantReply{g}, nil
 }
 
-func (s server) grants(w http.ResponseWriter, r *http.Request) {
-	list, err := s.kids.Grants(r.PathValue("kid"))
+type grantsRequest struct {
+	Named
+	Page
+}
+
+func (s *server) grants(_ context.Context, in *grantsRequest) (*listed[wire.Grant], error) {
+	list, err := s.kids.Grants(in.Kid)
 	if err != nil {
-		refuse(w, err)
-		return
+		return nil, refused(err)
 	}
-	control.Reply(w, list)
+	slices.SortFunc(list, func(a, b wire.Grant) int { return strings.Compare(a.ID, b.ID) })
+	return cut(&in.Page, list, func(g wire.Grant) string { return g.ID }), nil
 }
 
-// ungrant needs no role: taking back is always right, and it is recorded who did it.
-func (s server) ungrant(w http.ResponseWriter, r *http.Request) {
-	q := r.URL.Query()
-	if err := s.kids.Ungrant(r.Context(), r.PathValue("kid"), r.PathValue("id"), actor(r), q.Get("by"), q.Get("reason")); err != nil {
-		refuse(w, err)
-		return
-	}
-	control.Reply(w, struct{}{})
+type ungrantRequest struct {
+	Named
+	ID     string `path:"id" doc:"The grant's id."`
+	By     string `query:"by" maxLength:"256" doc:"Who ends it, for the record."`
+	Reason string `query:"reason" maxLength:"4096" doc:"Why, for the record."`
 }
 
-// allowed says whether the named person may open something; where not, it has answered.
-func (s server) allowed(w http.ResponseWriter, by string) bool {
+func (s *server) ungrant(ctx context.Context, in *ungrantRequest) (*struct{}, error) {
+	if err := s.kids.Ungrant(ctx, in.Kid, in.ID, actor(ctx), in.By, in.Reason); err != nil {
+		return nil, refused(err)
+	}
+	return nil, nil
+}
+
+// allowed says whether the named person may open something.
+func (s *server) allowed(by string) error {
 	if err := s.mayGrant(by); err != nil {
-		control.Refuse(w, http.StatusForbidden, reason.OK, err.Error())
-		return false
+		return problem(http.StatusForbidden, reason.OK, err.Error())
 	}
-	return true
+	return nil
 }

@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"time"
 
@@ -42,7 +43,7 @@ func (c ProofConfig) spawn(w http.ResponseWriter, r *http.Request) {
 		control.Refuse(w, http.StatusInternalServerError, reason.Internal, err.Error())
 		return
 	}
-	kid, err := c.Proofs.SpawnProof(r.Context(), actor(r), plan)
+	kid, err := c.Proofs.SpawnProof(r.Context(), peerName(r), plan)
 	if err != nil {
 		refuse(w, err)
 		return
@@ -56,13 +57,19 @@ func (c ProofConfig) spawn(w http.ResponseWriter, r *http.Request) {
 		case <-c.Ending:
 		}
 	}
-	c.Proofs.DestroyProofs(context.WithoutCancel(r.Context()), actor(r)) // recorded there, and tried again until it is done
+	c.Proofs.DestroyProofs(context.WithoutCancel(r.Context()), peerName(r)) // recorded there, and tried again until it is done
 }
 
 func (c ProofConfig) destroy(w http.ResponseWriter, r *http.Request) {
-	if err := c.Proofs.DestroyProofs(r.Context(), actor(r)); err != nil {
+	if err := c.Proofs.DestroyProofs(r.Context(), peerName(r)); err != nil {
 		refuse(w, err)
 		return
 	}
 	control.Reply(w, struct{}{})
+}
+
+// peerName names who asks, as the kernel saw it.
+func peerName(r *http.Request) string {
+	peer, _ := control.PeerOf(r.Context()) // Admit lets nobody in who is not known
+	return fmt.Sprintf("uid:%d", peer.UID)
 }

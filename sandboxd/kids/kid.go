@@ -49,6 +49,7 @@ type record struct {
 	Plan    Plan                     `json:"plan"`
 	Tokens  map[string]string        `json:"tokens,omitempty"` // environment variable -> token
 	IfIndex int                      `json:"ifindex,omitempty"`
+	Origin  string                   `json:"origin,omitempty"` // Request.Origin
 	Grants  []grant                  `json:"grants,omitempty"`
 	Timings map[string]time.Duration `json:"timings,omitempty"`
 }

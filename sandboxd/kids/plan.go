@@ -38,6 +38,7 @@ type Request struct {
 	Name    string // empty: one is made up
 	Purpose string
 	Actor   string // who asks, for the record
+	Origin  string // stands for a request that may be repeated; a kid that it made already is the answer. May be empty
 	Plan    Plan
 }
 

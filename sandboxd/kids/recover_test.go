@@ -35,7 +35,7 @@ func runDoomed() int {
 		return 1
 	}
 	ctx := context.Background()
-	if _, err := m.Spawn(ctx, Request{Name: "whole", Plan: plan()}); err != nil {
+	if _, err := m.Spawn(ctx, Request{Name: "whole", Origin: "asked", Plan: plan()}); err != nil {
 		fmt.Println(err)
 		return 1
 	}
@@ -104,6 +104,10 @@ func TestKilledSandboxdIsSucceeded(t *testing.T) {
 	}
 	if r := b.sh("whole", "echo $API_KEY $GREETING"); r.stdout.String() != "tgo_"+strings.Repeat("a", 32)+" hello\n" {
 		t.Errorf("exec in the adopted kid: %q %q", r.stdout.String(), r.stderr.String())
+	}
+	// K12: whoever lost the answer to a killed sandboxd asks its successor, and gets the same kid.
+	if again, err := b.Spawn(t.Context(), Request{Origin: "asked", Plan: plan()}); err != nil || again.Session != doc.ID {
+		t.Errorf("the same request again: %+v %v", again, err)
 	}
 	b.seq.next, b.seq.reserved = 1, 1+sequenceBlock // as if the counter's file had been lost
 	if err := b.Recover(t.Context()); err != nil {

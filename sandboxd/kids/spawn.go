@@ -41,6 +41,9 @@ func (m *Manager) steps() []step {
 // taken back.
 func (m *Manager) Spawn(ctx context.Context, r Request) (wire.Kid, error) {
 	began := time.Now()
+	if kid, ok := m.madeBefore(r.Origin); ok {
+		return kid, nil
+	}
 	if err := errors.Join(m.checkRequest(r), m.canRecord()); err != nil {
 		return m.refused(r, "", began, err)
 	}
@@ -69,6 +72,19 @@ func (m *Manager) Spawn(ctx context.Context, r Request) (wire.Kid, error) {
 	m.mu.Unlock()
 	m.spawned(k, r)
 	return view, nil
+}
+
+// madeBefore returns the kid that a request with this origin made, in this process or a predecessor: whoever lost the
+// answer asks again.
+func (m *Manager) madeBefore(origin string) (wire.Kid, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, k := range m.kids {
+		if origin != "" && k.rec.Origin == origin && !k.state.Is(wire.KidSpawning, wire.KidDestroying) {
+			return k.view(), true
+		}
+	}
+	return wire.Kid{}, false
 }
 
 // canRecord refuses what could not be recorded.

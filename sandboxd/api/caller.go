@@ -1,0 +1,100 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+
+	"tagout/internal/control"
+	"tagout/internal/reason"
+)
+
+// Role is what a caller may do.
+type Role string
+
+// Roles. Who comes over the unix socket is root and holds all of them.
+const (
+	RoleRead    Role = "read"    // see kids, their events and grants
+	RoleSpawn   Role = "spawn"   // make kids
+	RoleExec    Role = "exec"    // run commands in kids
+	RoleFiles   Role = "files"   // read and write kids' files
+	RoleDestroy Role = "destroy" // remove kids
+	RoleGrant   Role = "grant"   // open hosts for a living kid, in the name of a person of the box's authority list
+)
+
+// Roles lists all roles.
+func Roles() []Role {
+	return []Role{RoleRead, RoleSpawn, RoleExec, RoleFiles, RoleDestroy, RoleGrant}
+}
+
+// Caller is who asks.
+type Caller struct {
+	Name  string // for records: "uid:0", "key:ci", "cert:ci.example.com"
+	Roles []Role
+	Agent string // what an AI agent calls its client; empty: no agent asks. Agents never hold RoleGrant
+}
+
+// May says whether the caller holds the role.
+func (c Caller) May(r Role) bool {
+	return slices.Contains(c.Roles, r) && (c.Agent == "" || r != RoleGrant)
+}
+
+// actor names the caller in records.
+func (c Caller) actor() string {
+	if c.Agent != "" {
+		return c.Name + " agent:" + c.Agent
+	}
+	return c.Name
+}
+
+type callerKey struct{}
+
+// WithCaller returns a context whose requests are the caller's.
+func WithCaller(ctx context.Context, c Caller) context.Context {
+	return context.WithValue(ctx, callerKey{}, c)
+}
+
+// CallerOf returns who asks; a caller without roles where nobody said.
+func CallerOf(ctx context.Context) Caller {
+	c, _ := ctx.Value(callerKey{}).(Caller)
+	return c
+}
+
+// actor names who asks, for records.
+func actor(ctx context.Context) string { return CallerOf(ctx).actor() }
+
+// AgentHeader is with what a client says that an AI agent asks through it, and which. It can only take rights away.
+const AgentHeader = "Tagout-Agent"
+
+// maxAgent bounds an agent's name.
+const maxAgent = 64
+
+// agentOf returns the agent that the request names, in printable ASCII.
+func agentOf(r *http.Request) string {
+	name := []byte(r.Header.Get(AgentHeader))
+	for i, b := range name {
+		if b <= ' ' || b > '~' {
+			name[i] = '_'
+		}
+	}
+	return string(name[:min(len(name), maxAgent)])
+}
+
+// fromRoot lets root through, as the kernel saw it (SO_PEERCRED), and nobody else.
+func fromRoot(h http.Handler) http.HandlerFunc {
+	return control.Admit(func(w http.ResponseWriter, r *http.Request) {
+		peer, _ := control.PeerOf(r.Context()) // Admit lets nobody in who is not known
+		c := Caller{Name: fmt.Sprintf("uid:%d", peer.UID), Roles: Roles(), Agent: agentOf(r)}
+		h.ServeHTTP(w, r.WithContext(WithCaller(r.Context(), c)))
+	}, 0)
+}
+
+// refuseRole says that the caller lacks the role.
+func refuseRole(w http.ResponseWriter, c Caller, role Role) {
+	detail := fmt.Sprintf("%s does not hold the role %s", c.Name, role)
+	if c.Agent != "" && role == RoleGrant {
+		detail = "an AI agent can open nothing for a kid: a person of the box's authority list has to"
+	}
+	control.Refuse(w, http.StatusForbidden, reason.RoleMissing, detail)
+}
