@@ -76,9 +76,6 @@ type Limits struct {
 	DiskRate  int64   // bytes a second read from, and as many written to, each disk
 }
 
-// HasImage says whether this build knows an image of that name.
-func HasImage(name string) bool { return name == "host" }
-
 // neverPrefix begins the names of secrets that no card can be granted.
 const neverPrefix = "payment_"
 
@@ -139,8 +136,8 @@ func (c *Card) readName(v yamlx.Value) {
 
 func (c *Card) readImage(v yamlx.Value) {
 	image, ok := v.Text()
-	if ok && !HasImage(image) {
-		v.Refuse("write `image: host` instead", "unknown image %s", yamlx.Quote(image))
+	if ok && image != HostImage && !NamesImage(image) {
+		v.Refuse("write `image: host`, or the name of an image that `tagout image ls` shows", "%s cannot name an image", yamlx.Quote(image))
 	}
 	c.Image = image
 }

@@ -366,7 +366,9 @@ var cases = []struct {
 	{"no unit", variant(`stop: {authority: Ada, maxTime: "10"}`), "not a duration", true},
 
 	{"other version", variant(`apiVersion: tagout/v2`), "write `tagout/v1` instead", true},
-	{"unknown image", variant(`image: alpine`), "unknown image", true},
+	{"no image", variant(`image: Alpine`), "cannot name an image", true},
+	{"path of an image", variant(`image: ../x`), "cannot name an image", true},
+	{"imported image", variant(`image: debian-12.tools`), "", false},
 	{"bad name", variant(`name: Small`), "cannot name a card", true},
 	{"no task", variant(`task: ""`), "blank", true},
 	{"two lines", variant("task: |\n  a\n  b"), "line breaks", false},

@@ -104,6 +104,9 @@ func (i Instance) KidCard(kid string) string { return filepath.Join(i.KidDir(kid
 // KeyDir holds what sandboxd remembers of requests with an Idempotency-Key; volatile.
 func (i Instance) KeyDir() string { return filepath.Join(i.RunDir(), "idempotency") }
 
+// ImageDir holds the images that were imported; only root reaches it.
+func (i Instance) ImageDir() string { return filepath.Join(i.StateDir(), "images") }
+
 // RuncRoot is runc's own state directory.
 func (i Instance) RuncRoot() string { return filepath.Join(i.RunDir(), "runc") }
 

@@ -1,0 +1,11 @@
+package card
+
+import "regexp"
+
+// HostImage is the image that is there without being imported: the machine's own programs, read-only.
+const HostImage = "host"
+
+var imageRE = regexp.MustCompile(`^[a-z][a-z0-9._-]{0,62}$`)
+
+// NamesImage says whether an imported image can have that name. Whether there is one, its box knows.
+func NamesImage(name string) bool { return name != HostImage && imageRE.MatchString(name) }
