@@ -111,6 +111,9 @@ var owned = map[string][]string{
 	"github.com/danielgtaylor/huma/v2":    {"tagout/sandboxd/api"},
 	"github.com/spf13/cobra":              {"tagout/cmd/tagout"},
 	"filippo.io/age":                      {"tagout/internal/authority/keyfile", "tagout/internal/credential", "tagout/internal/inspectca"},
+
+	"github.com/google/go-containerregistry": {"tagout/sandboxd/image/oci"},
+	"github.com/klauspost/compress":          {"tagout/sandboxd/image/oci"},
 }
 
 func TestArrowsGoDown(t *testing.T) {
