@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"tagout/internal/audit"
 	"tagout/internal/cgroup"
@@ -65,8 +64,7 @@ stop: {authority: "Ada Operator", maxTime: 60s}
 // stopCases is what the stop cases share: the box of the egress cases, with its servers.
 type stopCases struct {
 	*cases
-	id      string
-	stepped time.Duration // the wall clock is ahead of the truth
+	id string
 }
 
 // TestStopCases walks the field cases S01 to S16 with real daemons and kids. Where a part of a case is tested
@@ -91,9 +89,7 @@ func TestStopCases(t *testing.T) {
 	}
 	for _, tc := range list {
 		t.Run(tc.id, func(t *testing.T) {
-			s := &stopCases{cases: c.on(t), id: strings.ToLower(tc.id)}
-			defer s.setClockRight()
-			tc.run(s)
+			tc.run(&stopCases{cases: c.on(t), id: strings.ToLower(tc.id)})
 		})
 	}
 }
