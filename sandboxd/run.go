@@ -121,7 +121,7 @@ func Run(ctx context.Context, cfg Config, serve Serve) error {
 	}
 	mux := http.NewServeMux()
 	api.Register(mux, api.New(api.Config{
-		Kids: manager, Plan: PlanFromCard, PlanEgress: EgressFromCard, MayGrant: mayGrant(cfg.Authorities), Keys: keys, Log: cfg.Log,
+		Kids: manager, Plan: PlanFromCard, PlanEgress: EgressFromCard, MayGrant: mayGrant(cfg.Authorities), Keys: keys, Log: cfg.Log, Ending: ctx.Done(),
 	}))
 	api.RegisterProofs(mux, api.ProofConfig{
 		Proofs: manager, Killswitchd: cfg.Inst.UID(instance.Killswitchd), Ending: ctx.Done(),

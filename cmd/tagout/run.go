@@ -18,10 +18,12 @@ func (a *app) runCommand() *cobra.Command {
 		Use: "run CARD [flags] -- CMD...", Short: "Spawn a kid, run a command in it, destroy it, end with the command's exit code",
 		Args: func(cmd *cobra.Command, args []string) error { return dashArgs(cmd, args, "CARD") },
 		RunE: func(cmd *cobra.Command, args []string) error {
+			sf.held = true
 			kid, err := a.spawn(cmd.Context(), args[0], sf)
 			if err != nil {
 				return err
 			}
+			defer a.hold(context.WithoutCancel(cmd.Context()), kid.Name)()
 			err = a.exec(cmd.Context(), kid.Name, args[1:], ef)
 			// Not the command's context: it may be what ended.
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(cmd.Context()), destroyLimit)

@@ -14,7 +14,10 @@ import (
 )
 
 // spawnFlags are what spawn and run have in common.
-type spawnFlags struct{ name, purpose, inputDir string }
+type spawnFlags struct {
+	name, purpose, inputDir string
+	held                    bool // not a flag: the kid goes when this command does
+}
 
 func (f *spawnFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.name, "name", "", "the kid's name (default: one is made up)")
@@ -54,7 +57,7 @@ func (a *app) spawn(ctx context.Context, file string, f spawnFlags) (wire.Kid, e
 	if dir, err = filepath.Abs(dir); err != nil {
 		return wire.Kid{}, err
 	}
-	req := wire.SpawnRequest{Name: f.name, Purpose: f.purpose, Card: string(raw), CardFile: file, InputDir: dir}
+	req := wire.SpawnRequest{Name: f.name, Purpose: f.purpose, Card: string(raw), CardFile: file, InputDir: dir, Held: f.held}
 	if req.Purpose == "" {
 		req.Purpose = c.Task
 	}

@@ -36,6 +36,7 @@ type Errors = yamlx.Problems
 type Card struct {
 	Name       string // [a-z][a-z0-9-]{0,31}
 	Task       string // one plain sentence
+	Owner      string // whose kid it is, for the budget; stop.authority where the card does not say
 	Image      string
 	Egress     policy.Spec // compiles; rules that expire seem to have done so: EgressAt makes the policy to enforce
 	Expiries   []Expiry    // of Egress.Allow, one each
@@ -74,6 +75,9 @@ type Limits struct {
 	CPUs      float64 // cores
 	OpenFiles uint64  // per process
 	DiskRate  int64   // bytes a second read from, and as many written to, each disk
+
+	Idle     time.Duration // after which a kid in which nothing runs is destroyed
+	Lifetime time.Duration // after which it is destroyed whatever runs in it
 }
 
 // neverPrefix begins the names of secrets that no card can be granted.
@@ -124,6 +128,10 @@ func (c *Card) read(m yamlx.Map, now time.Time) {
 	c.Filesystem = readFilesystem(m.Get("filesystem"))
 	c.Limits = readLimits(m.Get("limits"))
 	c.readStop(m.Need("stop"))
+	c.Owner = c.Stop.Authority
+	if m.Has("owner") {
+		c.Owner = readSentence(m.Get("owner"), maxPerson)
+	}
 }
 
 func (c *Card) readName(v yamlx.Value) {

@@ -36,9 +36,9 @@ func TestMinimal(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := &Card{
-		Name: "small", Task: "Do nothing.", Image: "host", Env: map[string]string{},
+		Name: "small", Task: "Do nothing.", Owner: "Ada Operator", Image: "host", Env: map[string]string{},
 		Filesystem: Filesystem{Workspace: 64 << 20, Tmp: 16 << 20},
-		Limits:     Limits{PIDs: 128, Memory: 256 << 20, CPUs: 1, OpenFiles: 1024, DiskRate: 256 << 20},
+		Limits:     Limits{PIDs: 128, Memory: 256 << 20, CPUs: 1, OpenFiles: 1024, DiskRate: 256 << 20, Idle: time.Hour, Lifetime: 24 * time.Hour},
 		Stop:       session.Stop{Authority: "Ada Operator", MaxTime: 10 * time.Second},
 		Hash:       c.Hash,
 	}
@@ -91,7 +91,7 @@ func TestPractice(t *testing.T) {
 	if in := c.Filesystem.Inputs; len(in) != 2 || in[0] != (Input{"escape.sh", "/workspace/escape.sh", 0o755}) {
 		t.Errorf("inputs %v", in)
 	}
-	if c.Limits != (Limits{128, 256 << 20, 1, 1024, 256 << 20}) || c.Env["LANG"] != "C.UTF-8" {
+	if c.Limits != (Limits{128, 256 << 20, 1, 1024, 256 << 20, time.Hour, 24 * time.Hour}) || c.Env["LANG"] != "C.UTF-8" {
 		t.Errorf("limits %v, env %v", c.Limits, c.Env)
 	}
 }
@@ -346,6 +346,12 @@ var cases = []struct {
 	{"many pids", variant(`limits: {pids: 40000}`), "from 8 to", true},
 	{"memory", variant(`limits: {memory: 15MiB}`), "from 16MiB", false},
 	{"half a core", variant(`limits: {cpus: 0.5}`), "", false},
+	{"idle of nothing", variant(`limits: {idle: 0s}`), "out of range", false},
+	{"immortal", variant(`limits: {lifetime: 721h}`), "out of range", false},
+	{"never idle", variant(`limits: {idle: never}`), "is not a duration", true},
+	{"a day of life", variant(`limits: {idle: 90s, lifetime: 1h30m}`), "", false},
+	{"owner", variant(`owner: Pricing Team`), "", false},
+	{"blank owner", variant(`owner: " "`), "blank", true},
 	{"no core", variant(`limits: {cpus: 0}`), "out of range", true},
 	{"infinite cores", variant(`limits: {cpus: .inf}`), "cpus", true},
 	{"files", variant(`limits: {openFiles: 1}`), "from 64", true},
@@ -471,7 +477,8 @@ func checkLoaded(t *testing.T, c *Card) {
 			t.Fatalf("input %+v", in)
 		}
 	}
-	if c.Limits.PIDs < minPIDs || c.Limits.Memory < minMemory || c.Limits.CPUs <= 0 || c.Limits.OpenFiles < minOpenFiles {
+	if c.Limits.PIDs < minPIDs || c.Limits.Memory < minMemory || c.Limits.CPUs <= 0 || c.Limits.OpenFiles < minOpenFiles ||
+		c.Limits.Idle < minLife || c.Limits.Lifetime > maxLife || c.Owner == "" {
 		t.Fatalf("limits %+v", c.Limits)
 	}
 }

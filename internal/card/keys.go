@@ -9,6 +9,7 @@ var (
 		{Name: "kind", Example: Kind},
 		{Name: "name", Example: "practice"},
 		{Name: "task", Example: "Fetch the price list and sum it up."},
+		{Name: "owner", Example: "Pricing Team"},
 		{Name: "image", Example: "host"},
 		{Name: "egress", Example: "{allow: []}"},
 		{Name: "filesystem", Example: "{workspace: 64MiB}"},
@@ -67,6 +68,8 @@ var (
 		{Name: "cpus", Example: "1"},
 		{Name: "openFiles", Example: "1024"},
 		{Name: "diskRate", Example: "256MiB"},
+		{Name: "idle", Example: "1h"},
+		{Name: "lifetime", Example: "24h"},
 	}
 	stopKeys = []yamlx.Key{
 		{Name: "authority", Example: `"Ada Operator"`},

@@ -25,6 +25,13 @@ const (
 	minDiskRate      = 1 * mib
 	maxDiskRate      = 64 * gib
 
+	defaultIdle     = time.Hour
+	defaultLifetime = 24 * time.Hour
+	minLife         = time.Second
+	maxLife         = 30 * 24 * time.Hour
+
+	maxPerson = 64 // characters of a name
+
 	minStopTime = 100 * time.Millisecond
 	maxStopTime = 60 * time.Second
 )
@@ -37,7 +44,17 @@ func readLimits(v yamlx.Value) Limits {
 		CPUs:      readCores(m.Get("cpus"), defaultCPUs, minCPUs, maxCPUs),
 		OpenFiles: uint64(readCount(m.Get("openFiles"), defaultOpenFiles, minOpenFiles, maxOpenFiles)), // in range
 		DiskRate:  readSize(m.Get("diskRate"), defaultDiskRate, minDiskRate, maxDiskRate),
+		Idle:      readLife(m.Get("idle"), defaultIdle),
+		Lifetime:  readLife(m.Get("lifetime"), defaultLifetime),
 	}
+}
+
+// readLife has no "never": a kid that is needed for longer than that is spawned anew.
+func readLife(v yamlx.Value, def time.Duration) time.Duration {
+	if d := readDuration(v, minLife, maxLife); d != 0 {
+		return d
+	}
+	return def
 }
 
 // readStop has no defaults: a kid that nobody may stop in time does not start.
@@ -45,7 +62,7 @@ func (c *Card) readStop(v yamlx.Value) {
 	m, _ := v.Map(stopKeys...)
 	rules, canaries := readTrips(m.Get("trip"))
 	c.Stop = session.Stop{
-		Authority: readSentence(m.Need("authority"), 64),
+		Authority: readSentence(m.Need("authority"), maxPerson),
 		MaxTime:   readDuration(m.Need("maxTime"), minStopTime, maxStopTime),
 		Trip:      rules,
 		Lease:     readStopLease(m.Get("lease")),

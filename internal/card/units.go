@@ -59,7 +59,7 @@ func readDuration(v yamlx.Value, low, high time.Duration) time.Duration {
 	d, err := time.ParseDuration(s)
 	switch {
 	case err != nil:
-		v.Refuse("write a number with ms or s behind it, such as `10s`", "%s is not a duration", yamlx.Quote(s))
+		v.Refuse("write a number with ms, s, m or h behind it, such as `10s`", "%s is not a duration", yamlx.Quote(s))
 	case d < low || d > high:
 		v.Refuse(fmt.Sprintf("write a time from %s to %s", low, formatTime(high)), "%s is out of range", s)
 	}

@@ -29,6 +29,7 @@
 //	               DELETE /v1/kids/{kid}?reason=…  idempotent
 //	               POST   /v1/kids/{kid}/pause     ChangeRequest; freezes it; idempotent
 //	               POST   /v1/kids/{kid}/resume    ChangeRequest; refused while a tag hangs on it; idempotent
+//	               POST   /v1/kids/{kid}/hold      -> stream: one line once it is held, then until either side ends
 //	               POST   /v1/kids/{kid}/exec      ExecRequest -> stream of ExecFrame, one JSON a line
 //	               PUT    /v1/kids/{kid}/policy    PolicyRequest -> PolicyReply; an unreadable card changes nothing
 //	               POST   /v1/kids/{kid}/grants    GrantRequest -> Grant
@@ -263,6 +264,7 @@ type SpawnRequest struct {
 	Card     string `json:"card"`
 	CardFile string `json:"card_file,omitempty"` // only for messages
 	InputDir string `json:"input_dir,omitempty"`
+	Held     bool   `json:"held,omitempty"` // the kid lives only as long as somebody holds it
 }
 
 // KidState is where a kid is in its life.
@@ -287,6 +289,10 @@ type Kid struct {
 	Cause   string                   `json:"cause,omitempty"` // how it came to its state, where nobody asked for it
 	Purpose string                   `json:"purpose"`
 	Card    string                   `json:"card"`
+	Owner   string                   `json:"owner,omitempty"`
+	Held    bool                     `json:"held,omitempty"`    // it goes when nobody holds it any more
+	Ends    time.Time                `json:"ends,omitzero"`     // of its lifetime; for people, the boot clock decides
+	Idle    time.Duration            `json:"idle_ns,omitempty"` // it goes when nothing has run in it for so long
 	Mark    uint32                   `json:"mark"`
 	Addr    netip.Addr               `json:"addr"`
 	Cgroup  string                   `json:"cgroup"`
@@ -294,6 +300,9 @@ type Kid struct {
 	Timings map[string]time.Duration `json:"timings_ns,omitempty"` // stage -> duration
 	Proof   bool                     `json:"proof,omitempty"`      // killswitchd's own, for one proof
 }
+
+// HoldAgain is how long whoever holds a kid waits before it tries again, where the connection broke.
+const HoldAgain = time.Second
 
 // ChangeRequest says why a kid is paused or resumed, for the record.
 type ChangeRequest struct {

@@ -54,6 +54,7 @@ type Config struct {
 	MayGrant   func(name string) error // nil, or who may
 	Keys       *once.Store             // nil: Idempotency-Key is not looked at, for tests
 	Log        *slog.Logger
+	Ending     <-chan struct{} // closed when sandboxd ends
 }
 
 // server is what the handlers share.
@@ -65,6 +66,7 @@ type server struct {
 	mayGrant   func(name string) error
 	keys       *once.Store
 	log        *slog.Logger
+	ending     <-chan struct{}
 }
 
 // API is the routes, for callers whom somebody else has recognised (WithCaller).
@@ -78,7 +80,7 @@ func New(cfg Config) *API {
 	mux := http.NewServeMux()
 	s := &server{
 		api: humago.New(mux, config()), kids: cfg.Kids, plan: cfg.Plan, planEgress: cfg.PlanEgress, mayGrant: cfg.MayGrant,
-		keys: cfg.Keys, log: cfg.Log,
+		keys: cfg.Keys, log: cfg.Log, ending: cfg.Ending,
 	}
 	s.kidRoutes()
 	s.lifeRoutes()

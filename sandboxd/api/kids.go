@@ -48,7 +48,7 @@ func (s *server) spawn(ctx context.Context, in *struct{ Body wire.SpawnRequest }
 		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), spawnLimit)
 		defer cancel()
 	}
-	kid, err := s.kids.Spawn(ctx, kids.Request{Name: in.Body.Name, Purpose: in.Body.Purpose, Actor: actor(ctx), Origin: origin, Plan: plan})
+	kid, err := s.kids.Spawn(ctx, kids.Request{Name: in.Body.Name, Purpose: in.Body.Purpose, Actor: actor(ctx), Origin: origin, Held: in.Body.Held, Plan: plan})
 	if err != nil {
 		return nil, refused(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 
+	"tagout/internal/control"
 	"tagout/internal/wire"
 )
 
@@ -11,6 +12,7 @@ import (
 type Lives interface {
 	Pause(ctx context.Context, name, actor, why string) error
 	Resume(ctx context.Context, name, actor, why string) error
+	Hold(ctx context.Context, name, actor string, ending <-chan struct{}, held func() error) error
 }
 
 func (s *server) lifeRoutes() {
@@ -18,6 +20,20 @@ func (s *server) lifeRoutes() {
 		change(func(ctx context.Context, name, actor, why string) error { return s.kids.Pause(ctx, name, actor, why) }))
 	add(s, route{id: "resume-kid", method: http.MethodPost, path: "/v1/kids/{kid}/resume", summary: "Let a paused kid go on", role: RoleExec, status: http.StatusNoContent},
 		change(func(ctx context.Context, name, actor, why string) error { return s.kids.Resume(ctx, name, actor, why) }))
+	addStream(s, route{id: "hold-kid", method: http.MethodPost, path: "/v1/kids/{kid}/hold", summary: "Hold a kid that was spawned as held: it goes with the connection; one line once it is held", role: RoleExec},
+		stream{out: struct{}{}, kind: "application/x-ndjson", params: kidParam()}, s.hold)
+}
+
+// hold keeps the answer open: the kid goes with the connection.
+func (s *server) hold(w http.ResponseWriter, r *http.Request) {
+	var out *control.Stream
+	err := s.kids.Hold(r.Context(), r.PathValue("kid"), actor(r.Context()), s.ending, func() error {
+		out = control.NewStream(w)
+		return out.Send(struct{}{})
+	})
+	if err != nil && out == nil {
+		refuse(w, err)
+	}
 }
 
 type changeRequest struct {

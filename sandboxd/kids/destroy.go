@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"tagout/internal/audit"
 	"tagout/internal/cgroup"
+	"tagout/internal/instance"
 	"tagout/internal/reason"
 	"tagout/internal/wire"
 	"tagout/sandboxd/files"
@@ -66,8 +68,13 @@ func (m *Manager) holds(k *kid) bool {
 	return m.kids[k.name] == k
 }
 
-// Run finishes what could not be finished at once, teardowns and commands that did not start, until ctx ends.
+// Run destroys kids whose time is over, and finishes what could not be finished at once, teardowns and commands that
+// did not start, until ctx ends.
 func (m *Manager) Run(ctx context.Context) {
+	var ends sync.WaitGroup
+	defer ends.Wait()
+	look := time.NewTicker(lookForgotten)
+	defer look.Stop()
 	tick := time.NewTicker(retryTeardown)
 	defer tick.Stop()
 	tend := time.NewTicker(tendEvery)
@@ -76,25 +83,51 @@ func (m *Manager) Run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
+		case <-look.C:
+			m.destroyForgotten(ctx, &ends)
+			continue
 		case <-tend.C:
 			m.tend(ctx)
 			continue
 		case <-tick.C:
 		}
 		m.cfg.Runtime.Reap()
-		for _, k := range m.inState(wire.KidDestroying) {
-			if !k.life.TryLock() {
-				continue // somebody is at it
-			}
-			if m.holds(k) {
-				tctx, cancel := context.WithTimeout(ctx, teardownTimeout)
-				if err := m.teardown(tctx, k); err != nil {
-					m.cfg.Log.Error("finishing a teardown; trying again", "kid", k.name, "error", err)
-				}
-				cancel()
-			}
-			k.life.Unlock()
+		for _, k := range m.unfinished() {
+			m.finish(ctx, k)
 		}
+	}
+}
+
+// unfinished returns the kids whose teardown failed.
+func (m *Manager) unfinished() []*kid {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var out []*kid
+	for _, k := range m.kids {
+		if k.unfinished {
+			out = append(out, k)
+		}
+	}
+	return out
+}
+
+// finish goes on with a teardown that failed. Why the kid had to go was recorded then.
+func (m *Manager) finish(ctx context.Context, k *kid) {
+	if !k.life.TryLock() {
+		return // somebody is at it
+	}
+	defer k.life.Unlock()
+	if !m.holds(k) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, teardownTimeout)
+	defer cancel()
+	if err := m.teardown(ctx, k); err != nil {
+		m.cfg.Log.Error("finishing a teardown; trying again", "kid", k.name, "error", err)
+		return
+	}
+	if k.rec.Whole {
+		m.log(k, audit.Record{Event: audit.EventKidDestroyed, Actor: instance.Sandboxd, Outcome: audit.OutcomeOK, Detail: "what could not be removed at once is gone"})
 	}
 }
 
@@ -111,11 +144,20 @@ func (m *Manager) inState(any ...wire.KidState) []*kid {
 	return out
 }
 
-// teardown removes everything that steps made. Each part is done also where the kid never got that far.
+// teardown takes the kid apart. What fails is tried again by Run.
+func (m *Manager) teardown(ctx context.Context, k *kid) error {
+	err := m.takeApart(ctx, k)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	k.unfinished = err != nil
+	return err
+}
+
+// takeApart removes everything that steps made. Each part is done also where the kid never got that far.
 // First the processes, the kernel's entries, the tokens and the policies: from then on the kid is nothing
 // but names. These are removed only when all of that is known to be gone, the session document among the
 // last, so that every daemon that starts in between still finds it and every question about it is denied.
-func (m *Manager) teardown(ctx context.Context, k *kid) error {
+func (m *Manager) takeApart(ctx context.Context, k *kid) error {
 	down := &[]func(context.Context) error{}
 	err := errors.Join(
 		m.killProcesses(ctx, k),
@@ -228,6 +270,7 @@ func (m *Manager) unclaim(k *kid) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.kids, k.name)
+	close(k.released)
 	m.countKids()
 	return nil
 }

@@ -53,6 +53,8 @@ func (m *Manager) Exec(ctx context.Context, name, actor string, r wire.ExecReque
 			Reason: ReasonOf(err), Detail: err.Error(), Fields: execFields(r, nil)})
 		return err
 	}
+	m.touch(k)
+	defer m.touch(k)
 	m.log(k, audit.Record{Event: audit.EventExecStarted, Actor: actor, Outcome: audit.OutcomeOK, Fields: execFields(r, nil)})
 	s := &stream{send: send}
 	exit := m.runCommand(ctx, k, r, s)

@@ -30,11 +30,14 @@ type kid struct {
 
 	gone     chan struct{} // closed when kid-init has ended
 	goneOnce sync.Once
+	released chan struct{} // closed when nothing is left of the kid
 
 	// Guarded by Manager.mu.
-	state     lifecycle.State
-	lingering []*runtime.Running
-	unpushed  bool // some enforcement point has not taken the session document yet
+	state      lifecycle.State
+	lingering  []*runtime.Running
+	time       life
+	unfinished bool // its teardown failed, and Run goes on with it
+	unpushed   bool // some enforcement point has not taken the session document yet
 }
 
 // recordVersion is the version of the record that this build writes, and the only one that it adopts.
@@ -47,7 +50,9 @@ type record struct {
 	Whole   bool                     `json:"whole"` // it was made to the end: a successor may adopt it
 	Session session.Session          `json:"session"`
 	Plan    Plan                     `json:"plan"`
-	Tokens  map[string]string        `json:"tokens,omitempty"` // environment variable -> token
+	Tokens  map[string]string        `json:"tokens,omitempty"`  // environment variable -> token
+	Held    bool                     `json:"held,omitempty"`    // it lives as long as somebody holds it
+	Used    time.Duration            `json:"used_ns,omitempty"` // CLOCK_BOOTTIME, when it was seen in use last
 	IfIndex int                      `json:"ifindex,omitempty"`
 	Origin  string                   `json:"origin,omitempty"` // Request.Origin
 	Grants  []grant                  `json:"grants,omitempty"`
@@ -55,7 +60,7 @@ type record struct {
 }
 
 func newKid(name string, state lifecycle.State) *kid {
-	return &kid{name: name, state: state, cancel: func() {}, gone: make(chan struct{})}
+	return &kid{name: name, state: state, cancel: func() {}, gone: make(chan struct{}), released: make(chan struct{})}
 }
 
 // markGone notes that kid-init has ended. Safe to call more than once.
@@ -131,7 +136,12 @@ func (m *Manager) load(name string) (record, error) {
 // view is what people see of the kid. Call it with Manager.mu held.
 func (k *kid) view() wire.Kid {
 	s := &k.rec.Session
+	var ends time.Time
+	if k.time.end != 0 {
+		ends = s.Created.Add(k.rec.Plan.Lifetime)
+	}
 	return wire.Kid{
+		Owner: k.rec.Plan.Owner, Held: k.rec.Held, Ends: ends, Idle: k.rec.Plan.Idle,
 		Name: k.name, Session: s.ID, State: k.state.Now(), Cause: k.state.Cause(), Purpose: s.Purpose, Card: s.Card, Mark: s.Mark,
 		Addr: s.Addr, Cgroup: s.Cgroup, Created: s.Created, Timings: k.rec.Timings, Proof: wire.IsProofKid(k.name),
 	}

@@ -88,6 +88,7 @@ func (m *Manager) withKid(ctx context.Context, name string, fn func(ctx context.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	m.setCancel(k, cancel)
+	m.touch(k)
 	return fn(ctx, k)
 }
 

@@ -3,6 +3,7 @@ package kids
 import (
 	"fmt"
 	"regexp"
+	"time"
 
 	"tagout/internal/policy"
 	"tagout/internal/reason"
@@ -28,6 +29,9 @@ type Plan struct {
 	Secrets   []session.Secret
 	Env       map[string]string
 	Limits    runtime.Limits
+	Owner     string        // for the budget of kids
+	Idle      time.Duration // after which it is destroyed when nothing runs in it; 0: never
+	Lifetime  time.Duration // after which it is destroyed; 0: never
 	Stop      session.Stop
 	InitArgs  []string `json:",omitempty"` // for kid-init; none: it only waits
 	Proof     bool     `json:",omitempty"` // killswitchd's own kid, for one proof
@@ -39,6 +43,7 @@ type Request struct {
 	Purpose string
 	Actor   string // who asks, for the record
 	Origin  string // stands for a request that may be repeated; a kid that it made already is the answer. May be empty
+	Held    bool   // it lives as long as somebody holds it: see Hold
 	Plan    Plan
 }
 

@@ -95,6 +95,7 @@ func (m *Manager) withRunning(ctx context.Context, name string, fn func(k *kid) 
 	if err := m.clear(ctx, k); err != nil {
 		return err
 	}
+	m.touch(k)
 	return fn(k)
 }
 

@@ -8,7 +8,9 @@ import (
 	"path/filepath"
 	"strings"
 
+	"tagout/internal/audit"
 	"tagout/internal/cgroup"
+	"tagout/internal/instance"
 	"tagout/internal/session"
 	"tagout/sandboxd/lifecycle"
 	"tagout/sandboxd/network"
@@ -31,6 +33,7 @@ func (m *Manager) Recover(ctx context.Context) error {
 		m.countKids()
 		m.mu.Unlock()
 		if why == nil {
+			m.beginAgain(k)
 			m.cfg.Log.Info("adopted a running kid", "kid", name, "pid", k.pid)
 			m.watch(k)
 			if err := m.watchFilesOf(k, true); err != nil { // killswitchd sees that nobody watches, and stops the kid
@@ -39,16 +42,27 @@ func (m *Manager) Recover(ctx context.Context) error {
 			continue
 		}
 		m.cfg.Log.Warn("reclaiming what is left of a kid", "kid", name, "why", why)
-		k.life.Lock()
-		tctx, cancel := context.WithTimeout(ctx, teardownTimeout)
-		if err := m.teardown(tctx, k); err != nil {
+		if err := m.reclaim(ctx, k, why); err != nil {
 			errs = append(errs, fmt.Errorf("reclaiming kid %s: %w", name, err))
 		}
-		cancel()
-		k.life.Unlock()
 	}
 	errs = append(errs, m.removeStrayLinks(), m.sweepKernel(), m.store.Sweep())
 	return errors.Join(errs...)
+}
+
+// reclaim takes apart what is left of a kid.
+func (m *Manager) reclaim(ctx context.Context, k *kid, why error) error {
+	k.life.Lock()
+	defer k.life.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, teardownTimeout)
+	defer cancel()
+	err := m.teardown(ctx, k)
+	rec := audit.Record{Event: audit.EventKidDestroyed, Actor: instance.Sandboxd, Outcome: audit.OutcomeOK, Detail: "sandboxd was restarted, and could not go on with it: " + why.Error()}
+	if err != nil {
+		rec.Outcome, rec.Detail = audit.OutcomeFail, rec.Detail+": "+err.Error()
+	}
+	m.log(k, rec)
+	return err
 }
 
 // sweepKernel makes the kernel forget what belongs to no kid that is known: where a record was lost, nobody can

@@ -65,6 +65,7 @@ func (m *Manager) Spawn(ctx context.Context, r Request) (wire.Kid, error) {
 		return m.refused(r, k.name, began, m.rollback(ctx, k, m.whyCut(ctx, k, err)))
 	}
 	timings["total"] = time.Since(began)
+	m.begin(k)
 	m.mu.Lock()
 	k.rec.Timings = timings
 	k.state.Enter(wire.KidRunning) // refused where a stop, a destroy or the kid's own end was faster
