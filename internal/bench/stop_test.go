@@ -18,8 +18,10 @@ func TestStopFiguresAreProduced(t *testing.T) {
 	said := tagout.run("bench", "stop", "--short", "--bin-dir", tagout.bin, "--out", dir)
 	metrics := figures(t, filepath.Join(dir, "stop.json"))
 	want := []string{
-		"session: 50 sleepers", "session: fork bomb", "network: order to last packet passed", "network: order to last byte",
-		"credential: order to last use accepted", "all layers, hostile agent", "all layers: started to last sign of life", "resident memory of killswitchd",
+		"session: 50 sleepers", "session: fork bomb", "network: order received to last packet passed",
+		"network: order sent to last packet passed", "network: order sent to last byte",
+		"credential: order received to last use accepted",
+		"credential: order sent to last use accepted", "all layers, hostile agent", "all layers: started to last sign of life", "resident memory of killswitchd",
 	}
 	if installed("/usr/sbin/dockerd", "/usr/bin/podman") {
 		want = append(want, "hostile agent: command started to last byte")
