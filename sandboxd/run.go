@@ -164,9 +164,13 @@ func newManager(cfg Config, watch *filewatch.Watch) (*kids.Manager, error) {
 	if err != nil {
 		return nil, fmt.Errorf("is the instance set up (`tagout setup`)? %w", err)
 	}
+	stored, err := storedImages(cfg, host)
+	if err != nil {
+		return nil, err
+	}
 	stopper, points, credentials := clients(cfg.Inst)
 	return kids.New(kids.Config{
-		Inst: cfg.Inst, Init: cfg.Init, Runtime: runc, Images: map[string]kids.Image{image.HostName: host},
+		Inst: cfg.Inst, Init: cfg.Init, Runtime: runc, Images: map[string]kids.Image{image.HostName: host}, Stored: stored,
 		SocketWatch: socketWatchPath(cfg.Inst), Cgroups: layout, Kernel: cfg.Kernel, Stopper: stopper, Points: points, Credentials: credentials,
 		Trip: cfg.Trip, Files: watch, Audit: cfg.Audit, Metrics: cfg.Metrics, Log: cfg.Log,
 	})

@@ -97,7 +97,7 @@ func (p Probes) Run(ctx context.Context) Report {
 }
 
 func (p Probes) all() []probe {
-	out := slices.Concat(hostProbes(), cgroupProbes(), p.bpfProbes(), netProbes(), runcProbes(), comfortProbes())
+	out := slices.Concat(hostProbes(), cgroupProbes(), p.bpfProbes(), netProbes(), runcProbes(), imageProbes(), comfortProbes())
 	return out
 }
 

@@ -40,6 +40,17 @@ func Mount(dir string, size int64, owner Owner) error {
 // Unmount wipes the workspace: its memory is freed with the last mount of it. What is not there is not an
 // error.
 func Unmount(dir string) error {
+	if err := Detach(dir); err != nil {
+		return err
+	}
+	if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("removing workspace %s: %w", dir, err)
+	}
+	return nil
+}
+
+// Detach unmounts whatever is mounted at dir; nothing, or no dir, is not an error.
+func Detach(dir string) error {
 	for {
 		err := unix.Unmount(dir, unix.UMOUNT_NOFOLLOW)
 		if errors.Is(err, unix.EBUSY) { // somebody looks into it: out of sight now, freed when they leave
@@ -48,16 +59,10 @@ func Unmount(dir string) error {
 		switch {
 		case err == nil:
 			continue // until nothing is mounted there
-		case errors.Is(err, unix.EINVAL): // not a mount point
-		case errors.Is(err, unix.ENOENT):
+		case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT): // not a mount point, or not there
 			return nil
 		default:
-			return fmt.Errorf("unmounting workspace %s: %w", dir, err)
+			return fmt.Errorf("unmounting %s: %w", dir, err)
 		}
-		break
 	}
-	if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("removing workspace %s: %w", dir, err)
-	}
-	return nil
 }

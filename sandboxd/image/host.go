@@ -8,15 +8,18 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
 
+	"tagout/internal/card"
+	"tagout/sandboxd/image/store"
 	"tagout/sandboxd/runtime"
 )
 
 // HostName is the name by which cards ask for the image.
-const HostName = "host"
+const HostName = card.HostImage
 
 // Config of the host image.
 type Config struct {
@@ -43,7 +46,7 @@ type Host struct {
 }
 
 // trustPath is where the trust store is inside.
-const trustPath = "/etc/ssl/certs/ca-certificates.crt"
+const trustPath = store.TrustPath
 
 // NewHost writes the trust store that all kids of this instance share. Kids that run keep the one with
 // which they were made.
@@ -76,12 +79,19 @@ func NewHost(cfg Config) (*Host, error) {
 	return &Host{gateway: cfg.Gateway, bundle: bundle}, nil
 }
 
-// Env returns the environment that makes the usual programs find their way: the trust store, a home.
-func (h *Host) Env() map[string]string {
-	env := map[string]string{
+// Env returns the environment that makes the usual programs find their way: the trust store, a home. It is the same for
+// every kid.
+func (h *Host) Env(string) map[string]string {
+	env := h.trustEnv()
+	maps.Copy(env, map[string]string{
 		"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin",
 		"HOME": runtime.Home, "USER": "kid", "LOGNAME": "kid", "SHELL": "/bin/sh", "TMPDIR": "/tmp", "LANG": "C.UTF-8",
-	}
+	})
+	return env
+}
+
+func (h *Host) trustEnv() map[string]string {
+	env := map[string]string{}
 	for _, name := range []string{"SSL_CERT_FILE", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "GIT_SSL_CAINFO"} {
 		env[name] = trustPath
 	}

@@ -58,8 +58,8 @@ func TestTrustStoreEndsWithInspectionCA(t *testing.T) {
 	if !strings.HasSuffix(string(pem), "inspection\n-----END CERTIFICATE-----\n") {
 		t.Error("the trust store does not end with the inspection CA")
 	}
-	if h.Env()["SSL_CERT_FILE"] != trustPath {
-		t.Errorf("SSL_CERT_FILE = %q, want %q", h.Env()["SSL_CERT_FILE"], trustPath)
+	if h.Env("")["SSL_CERT_FILE"] != trustPath {
+		t.Errorf("SSL_CERT_FILE = %q, want %q", h.Env("")["SSL_CERT_FILE"], trustPath)
 	}
 }
 

@@ -90,9 +90,10 @@ type FileWatch interface {
 	Remove(session string)
 }
 
-// Image makes root filesystems; *image.Host is one.
+// Image makes root filesystems; *image.Host is one. dir is the kid's root directory, below the kid's own.
 type Image interface {
-	Env() map[string]string
+	Env(dir string) map[string]string
+	// Root makes the root directory of one kid, and may mount something there, which the caller unmounts.
 	Root(dir, kid string, addr netip.Addr) ([]runtime.Mount, error)
 }
 

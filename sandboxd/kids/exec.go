@@ -184,13 +184,17 @@ func (m *Manager) startInTime(ctx context.Context, k *kid, r wire.ExecRequest) (
 
 func (m *Manager) start(ctx context.Context, k *kid, r wire.ExecRequest) (*runtime.Running, error) {
 	m.tidyLingering(k)
+	img, err := m.image(k.rec.Plan.Image, k.name)
+	if err != nil {
+		return nil, err
+	}
 	dir := r.Dir
 	if dir == "" {
 		dir = runtime.Home
 	}
 	return m.cfg.Runtime.Exec(ctx, k.name, "exec-"+strings.ToLower(ulid.Make().String()), m.bundleDir(k), runtime.Process{
 		Argv: r.Argv, Dir: dir, OpenFiles: k.rec.Plan.Limits.OpenFiles, Owner: m.owner(k).UID,
-		Env: environment(m.cfg.Images[k.rec.Plan.Image].Env(), k.rec.Plan.Env, k.rec.Tokens, r.Env),
+		Env: environment(img.Env(m.rootDir(k)), k.rec.Plan.Env, k.rec.Tokens, r.Env),
 	})
 }
 

@@ -26,6 +26,7 @@ import (
 	"tagout/internal/wire"
 	"tagout/sandboxd/files"
 	"tagout/sandboxd/image"
+	"tagout/sandboxd/image/store"
 	"tagout/sandboxd/network"
 	"tagout/sandboxd/runtime"
 )
@@ -348,8 +349,17 @@ func tryManager(inst instance.Instance, layout cgroup.Layout, init string, g *gu
 	if err != nil {
 		return nil, err
 	}
+	images, err := store.Open(inst.ImageDir(), filepath.Dir(inst.KidDir("x")))
+	if err != nil {
+		return nil, err
+	}
+	stored, unmapped := image.NewStored(context.Background(), host, images, inst.ImageDir())
+	if unmapped != nil {
+		return nil, unmapped
+	}
 	return New(Config{
-		Inst: inst, Init: init, Runtime: runc, Images: map[string]Image{image.HostName: host}, Cgroups: layout, Kernel: g, Stopper: g,
+		Inst: inst, Init: init, Runtime: runc, Images: map[string]Image{image.HostName: host},
+		Stored: func(name, userns string) (Image, error) { return stored.Get(name, userns) }, Cgroups: layout, Kernel: g, Stopper: g,
 		Points: []PolicyPoint{pointOf{g, "proxy"}, pointOf{g, "dnsfilter"}}, Credentials: g, Audit: rec, Metrics: nullMetrics{},
 		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError})),
 	})

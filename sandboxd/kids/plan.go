@@ -69,8 +69,8 @@ func (m *Manager) checkRequest(r Request) error {
 	if err := checkProofName(r); err != nil {
 		return err
 	}
-	if _, ok := m.cfg.Images[r.Plan.Image]; !ok {
-		return refuse(Invalid, reason.Malformed, "image %q is not known: this version has the image `host`", r.Plan.Image)
+	if _, err := m.image(r.Plan.Image, ""); err != nil {
+		return refuse(Invalid, reason.Malformed, "%w", err)
 	}
 	if r.Plan.Workspace <= 0 || r.Plan.Tmp <= 0 {
 		return refuse(Invalid, reason.Malformed, "the plan gives no size for the workspace or for /tmp")
@@ -86,6 +86,17 @@ func (m *Manager) checkRequest(r Request) error {
 		}
 	}
 	return nil
+}
+
+// image returns the image of that name, for the kid called kid.
+func (m *Manager) image(name, kid string) (Image, error) {
+	if img, ok := m.cfg.Images[name]; ok {
+		return img, nil
+	}
+	if m.cfg.Stored == nil {
+		return nil, fmt.Errorf("image %q is not known: there is the image `host`", name)
+	}
+	return m.cfg.Stored(name, m.pins(kid).User)
 }
 
 func checkEnv(name string) error {

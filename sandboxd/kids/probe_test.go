@@ -32,6 +32,8 @@ func runProbe(name string) int {
 				return 1
 			}
 		}
+	case "image":
+		json.NewEncoder(os.Stdout).Encode(lookAtImage()) // the test sees that it is missing
 	case "forks":
 		n, err := forks()
 		fmt.Printf("%d %v\n", n, err)

@@ -146,8 +146,8 @@ func (m *Manager) adopt(ctx context.Context, name string) (k *kid, why error) {
 	case !rec.Whole:
 		return k, errors.New("it was half made")
 	}
-	if _, ok := m.cfg.Images[rec.Plan.Image]; !ok {
-		return k, fmt.Errorf("its image %q is not known", rec.Plan.Image)
+	if _, err := m.image(rec.Plan.Image, name); err != nil {
+		return k, fmt.Errorf("its image: %w", err)
 	}
 	populated, err := cgroup.Populated(doc.Cgroup)
 	if err != nil || !populated {

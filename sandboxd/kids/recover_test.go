@@ -34,8 +34,11 @@ func runDoomed() int {
 		fmt.Println(err)
 		return 1
 	}
-	ctx := context.Background()
-	if _, err := m.Spawn(ctx, Request{Name: "whole", Origin: "asked", Plan: plan()}); err != nil {
+	ctx, doomed := context.Background(), plan()
+	if img := os.Getenv("TAGOUT_TEST_IMAGE"); img != "" {
+		doomed.Image = img
+	}
+	if _, err := m.Spawn(ctx, Request{Name: "whole", Origin: "asked", Plan: doomed}); err != nil {
 		fmt.Println(err)
 		return 1
 	}
@@ -51,7 +54,7 @@ func runDoomed() int {
 		}
 		return nil
 	}
-	m.Spawn(ctx, Request{Name: "half", Plan: plan()}) // it never ends
+	m.Spawn(ctx, Request{Name: "half", Plan: doomed}) // it never ends
 	return 1
 }
 

@@ -177,7 +177,11 @@ func (m *Manager) makeFiles(_ context.Context, k *kid) error {
 }
 
 func (m *Manager) createContainer(ctx context.Context, k *kid) error {
-	mounts, err := m.cfg.Images[k.rec.Plan.Image].Root(m.rootDir(k), k.name, k.rec.Session.Addr)
+	img, err := m.image(k.rec.Plan.Image, k.name)
+	if err != nil {
+		return err
+	}
+	mounts, err := img.Root(m.rootDir(k), k.name, k.rec.Session.Addr)
 	if err != nil {
 		return err
 	}
