@@ -100,7 +100,7 @@ var tripCases = []tripCase{
 		reason: "trip rule bytesOut over 1MiB: ",
 	},
 	{name: "wall time", rule: "{on: wallTime, over: 3s}", do: "sleep 1000", reason: "trip rule wallTime over 3s: 3.", metric: "wallTime"},
-	{name: "CPU time", rule: "{on: cpuTime, over: 1s, fires: [session]}", do: "while :; do :; done", reason: "trip rule cpuTime over 1s: 1.", fires: []wire.Layer{wire.LayerSession}, metric: "cpuTime"},
+	{name: "CPU time", rule: "{on: cpuTime, over: 1s, fires: [session]}", do: "while :; do :; done", reason: "trip rule cpuTime over 1s: 1", fires: []wire.Layer{wire.LayerSession}, metric: "cpuTime"},
 	{
 		name: "canary name, looked up", rule: "{on: canary, names: [vault.corp.test], fires: [session, network]}", metric: "canary",
 		do: "getent hosts VAULT.corp.test; sleep 1000", reason: "trip rule canary: vault.corp.test", fires: []wire.Layer{wire.LayerSession, wire.LayerNetwork},

@@ -263,6 +263,8 @@ func (m *Manager) verdict(ctx context.Context, k *kid, run *runtime.Running, cau
 		return wire.ExecExit{Result: resultTimeout, Code: codeTimeout, Detail: fmt.Sprintf("killed after %s", timeout)}
 	case cause == resultFailed:
 		return wire.ExecExit{Result: resultFailed, Code: killed, Detail: "killed because whoever asked for it went away"}
+	case exit.Unknown:
+		return wire.ExecExit{Result: resultFailed, Code: killed, Detail: "the command has ended, but kid-init does not say how"}
 	case exit.Signal == int(unix.SIGKILL) && m.wasStopped(ctx, k):
 		return wire.ExecExit{Result: resultStopped, Code: killed, Signal: unix.SignalName(unix.SIGKILL)}
 	case exit.Signal != 0:

@@ -5,8 +5,10 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -19,9 +21,17 @@ import (
 	"tagout/sandboxd/files"
 )
 
+// TestExecResults: the same in a kid whose kid-init forks the commands and, after a new sandboxd has taken it over, in
+// one where runc starts them.
 func TestExecResults(t *testing.T) {
 	b := newBox(t, "tsbexec")
 	b.spawn("k1", plan())
+	execResults(t, b)
+	b.succeed()
+	execResults(t, b)
+}
+
+func execResults(t *testing.T, b *box) {
 	for name, c := range map[string]struct {
 		r    wire.ExecRequest
 		want wire.ExecExit
@@ -37,6 +47,7 @@ func TestExecResults(t *testing.T) {
 		"environment":    {wire.ExecRequest{Argv: []string{"sh", "-c", "echo $GREETING"}, Env: map[string]string{"GREETING": "ho"}}, wire.ExecExit{Result: "exited"}, "ho\n"},
 		"no input":       {wire.ExecRequest{Argv: []string{"wc", "-c"}}, wire.ExecExit{Result: "exited"}, "0\n"},
 		"streams":        {wire.ExecRequest{Argv: []string{"sh", "-c", "cat </dev/stdin >/dev/stdout && echo more >/dev/stderr"}, Stdin: []byte("in\n")}, wire.ExecExit{Result: "exited"}, "in\n"},
+		"umask":          {wire.ExecRequest{Argv: []string{"sh", "-c", "umask"}}, wire.ExecExit{Result: "exited"}, "0022\n"},
 		"unread input":   {wire.ExecRequest{Argv: []string{"true"}, Stdin: make([]byte, 1<<20)}, wire.ExecExit{Result: "exited"}, ""},
 	} {
 		r := b.exec("k1", c.r)
@@ -197,7 +208,7 @@ func TestTimeoutKillsTheWholeTree(t *testing.T) {
 	if took := time.Since(began); took > 3*time.Second || r.exit.Result != "timeout" || r.exit.Code != 124 {
 		t.Errorf("after %s: %+v, want timeout 124", took, r.exit)
 	}
-	eventually(t, "all of the tree to be gone", func() bool { return len(tasks(t, kid.Cgroup)) == 1 })
+	eventually(t, "all of the tree to be gone", func() bool { return len(commands(t, kid.Cgroup)) == 0 })
 	if k, err := b.Get(t.Context(), "k1"); err != nil || k.State != wire.KidRunning {
 		t.Errorf("the kid is %s, %v, want running", k.State, err)
 	}
@@ -245,7 +256,16 @@ func TestClientThatGoesAwayEndsTheCommand(t *testing.T) {
 	if _, err := runExec(ctx, b.Manager, "k1", wire.ExecRequest{Argv: []string{"sleep", "300"}}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "only kid-init to be left", func() bool { return len(tasks(t, k.Cgroup)) == 1 })
+	eventually(t, "only kid-init to be left", func() bool { return len(commands(t, k.Cgroup)) == 0 })
+}
+
+// commands returns the processes of a kid that are not kid-init, nor a child of it that waits for a command.
+func commands(t *testing.T, dir string) []int {
+	t.Helper()
+	return slices.DeleteFunc(tasks(t, dir), func(pid int) bool {
+		raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+		return err != nil || string(raw) == "kid-init\n" // or it is gone
+	})
 }
 
 // tasks returns the processes in the cgroup and below it.

@@ -365,6 +365,17 @@ func tryManager(inst instance.Instance, layout cgroup.Layout, init string, g *gu
 	})
 }
 
+// succeed puts another manager into the place of the box's, as a sandboxd that starts does.
+func (b *box) succeed() {
+	b.t.Helper()
+	watch := b.cfg.SocketWatch
+	b.Manager = makeManager(b.t, b.inst, b.layout, initPath, b.guards, b.audit)
+	b.cfg.SocketWatch = watch
+	if err := b.Recover(b.t.Context()); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
 // sweep removes whatever the test left, so that a failing test does not fail others.
 func (b *box) sweep() {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)

@@ -196,13 +196,14 @@ func TestFloodOfSocketsIsCounted(t *testing.T) {
 	}
 }
 
-// TestTheNextWatchIsAskedByLaterCommands: without a watch nothing starts; with another one in its place commands in
-// a kid from before start, and are recorded.
+// TestTheNextWatchIsAskedByLaterCommands: a kid outlives sandboxd and its watch. Without a watch nothing starts in it
+// then; with the next sandboxd's, commands do, and what they ask is recorded.
 func TestTheNextWatchIsAskedByLaterCommands(t *testing.T) {
 	b := newBox(t, "tsbsocknext")
 	stop := b.watchSockets()
 	socketKid(b)
 	stop()
+	b.succeed()
 	if r := b.probe("k1", "many sockets", "2"); r.exit.Result != resultFailed {
 		t.Errorf("without a watch: %+v", r.exit)
 	}
@@ -228,12 +229,12 @@ func TestNobodyAnswers(t *testing.T) {
 	defer l.Close()
 	filters := make(chan int, 16)
 	go holdFilters(l, filters)
-	kid := socketKid(b)
-	<-filters // kid-init's
-
+	socketKid(b)
+	filter := <-filters // kid-init's, and so every command's
 	result := make(chan string, 2)
+	asked := "k1"
 	ask := func() {
-		r, err := runExec(context.Background(), b.Manager, "k1", wire.ExecRequest{Argv: []string{"/workspace/probe", "0"}, Env: map[string]string{"TAGOUT_TEST_PROBE": "socket"}})
+		r, err := runExec(context.Background(), b.Manager, asked, wire.ExecRequest{Argv: []string{"/workspace/probe", "0"}, Env: map[string]string{"TAGOUT_TEST_PROBE": "socket"}})
 		if err != nil {
 			result <- err.Error()
 			return
@@ -241,19 +242,21 @@ func TestNobodyAnswers(t *testing.T) {
 		result <- strings.TrimSpace(r.stdout.String()) + r.exit.Signal
 	}
 	go ask()
-	filter := <-filters
 	waitAsked(t, filter)
 	if r := b.sh("k1", "echo on"); r.stdout.String() != "on\n" {
 		t.Errorf("beside a call that waits: %+v", r.exit)
 	}
-	<-filters // the shell's
 	unix.Close(filter)
 	if got := <-result; got != "ENOSYS" {
 		t.Errorf("after whoever should answer is gone: %q", got)
 	}
 
-	go ask()
+	asked = "k2"
+	p := plan()
+	p.Inputs = []files.Input{probeInput(t)}
+	kid := b.spawn(asked, p)
 	filter = <-filters
+	go ask()
 	defer unix.Close(filter)
 	waitAsked(t, filter)
 	if err := cgroup.Kill(kid.Cgroup); err != nil {

@@ -2,20 +2,24 @@ package runtime
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
-	"path/filepath"
+	"time"
 
-	gorunc "github.com/containerd/go-runc"
 	"golang.org/x/sys/unix"
+
+	"tagout/internal/kidinit"
 )
 
 // ErrNotStarted wraps the reason why a command could not be started: it does not exist, is not executable,
 // or its directory is missing.
 var ErrNotStarted = errors.New("the command could not be started")
+
+// kidUmask is the umask of a kid's commands.
+const kidUmask = 0o022
 
 // Running is a command that runs in a container. Stdin, Stdout and Stderr are this side's ends of its pipes;
 // Close closes them.
@@ -32,79 +36,132 @@ type Running struct {
 
 // Exec starts p in the container, in a cgroup of its own below the container's, so that Kill reaches
 // everything that it forks. name is unique among the container's commands; bundle is Create's.
-func (r *Runc) Exec(ctx context.Context, id, name, bundle string, p Process) (run *Running, err error) {
+//
+// The container's kid-init forks it where this process started that kid-init; runc starts it otherwise.
+func (r *Runc) Exec(ctx context.Context, id, name, bundle string, p Process) (*Running, error) {
 	fail := func(err error) (*Running, error) {
 		return nil, fmt.Errorf("running a command in container %s: %w", id, err)
 	}
-	group, err := newExecGroup(filepath.Join(r.root, id), name)
-	if err != nil {
-		return fail(err)
-	}
 	pipes, err := newPipes(p.Owner)
 	if err != nil {
-		r.abandon(group)
 		return fail(err)
 	}
-	r.procs.starting.RLock() // until the command is known to be ours to reap
-	defer r.procs.starting.RUnlock()
-	pid, err := r.enter(ctx, id, name, bundle, p, pipes)
-	pipes.closeTheirs()
+	defer pipes.closeTheirs()
+	run := &Running{Stdin: pipes.in.w, Stdout: pipes.out.r, Stderr: pipes.err.r, done: make(chan struct{})}
+	err = errNoInit
+	if m := r.master(id); m != nil {
+		err = m.exec(ctx, p, pipes, run)
+	}
+	if errors.Is(err, errNoInit) {
+		err = r.execRunc(ctx, id, name, bundle, p, pipes, run)
+	}
 	if err != nil {
 		pipes.closeOurs()
-		r.abandon(group)
 		return fail(err)
 	}
-	run = &Running{PID: pid, Stdin: pipes.in.w, Stdout: pipes.out.r, Stderr: pipes.err.r, group: group, done: make(chan struct{})}
-	r.procs.add(pid)
-	go func() {
-		run.wait()
-		r.procs.remove(pid)
-	}()
 	return run, nil
 }
 
-// enter lets runc start p and returns its pid. It does not use go-runc, which would write p with its
-// environment, tokens included, to a file in the machine's temporary directory: a sandboxd that is killed
-// would leave it there for good. The bundle goes with the kid.
-func (r *Runc) enter(ctx context.Context, id, name, bundle string, p Process, pipes *pipes) (int, error) {
-	base := filepath.Join(bundle, name)
-	specFile, pidFile, logFile := base+".json", base+".pid", base+".log"
-	defer func() {
-		for _, f := range []string{specFile, pidFile, logFile} {
-			os.Remove(f) // read by then
-		}
-	}()
-	raw, err := json.Marshal(process(p, KidUID))
+// exec gives a parked child its command.
+func (m *master) exec(ctx context.Context, p Process, pipes *pipes, run *Running) error {
+	command, text, err := kidinit.Text(p.Dir, kidinit.Paths(p.Argv[0], p.Env), p.Argv, p.Env)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrNotStarted, err)
+	}
+	command.UID, command.Umask = KidUID, kidUmask
+	memory, err := inMemory(text)
+	if err != nil {
+		return err
+	}
+	defer memory.Close() // the child has mapped its own
+	child, err := m.take(ctx)
+	if err != nil {
+		return err
+	}
+	defer m.prepare()
+	stop := context.AfterFunc(ctx, func() { child.sock.SetDeadline(time.Now()) }) // ends waiting
+	defer stop()
+	deadline := time.Now().Add(patience)
+	err = child.sock.send(kidinit.EncodeCommand(command), deadline, memory, pipes.in.r, pipes.out.w, pipes.err.w)
 	if err == nil {
-		err = os.WriteFile(specFile, raw, 0o600)
+		err = child.answer(deadline, p)
 	}
 	if err != nil {
-		return 0, fmt.Errorf("writing down the command: %w", err)
+		m.giveUp(child)
+		return m.explain(ctx, child, err)
 	}
-	within, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	cmd := exec.CommandContext(within, gorunc.DefaultCommand, "--root", r.root, "--log", logFile, "--log-format", string(gorunc.JSON),
-		"exec", "--process", specFile, "--detach", "--pid-file", pidFile, "--cgroup", name, id)
-	pipes.Set(cmd)
-	err = cmd.Run()
-	switch {
-	case err == nil:
-		return readPID(pidFile)
-	case ctx.Err() != nil:
-		return 0, fmt.Errorf("it had not started when it was called off: %w", ctx.Err())
-	case within.Err() != nil: // the kid can do that: once runc has put its uid on, its processes may stop it
-		return 0, fmt.Errorf("it did not start within %v: processes in the kid may hold it up", patience)
+	child.sock.Close() // it has ended
+	run.PID, run.group = child.pid, child.group
+	go run.follow(m, child)
+	return nil
+}
+
+// answer returns when the child has become the command.
+func (c *parked) answer(deadline time.Time, p Process) error {
+	if err := c.sock.SetReadDeadline(deadline); err != nil {
+		return err
+	}
+	var buf [kidinit.FailureSize + 1]byte
+	n, _, err := c.sock.receive(buf[:])
+	if err != nil || n == 0 {
+		return err
+	}
+	failure, err := kidinit.DecodeFailure(buf[:n])
+	if err != nil {
+		return err
+	}
+	switch errno := unix.Errno(failure.Errno); failure.Stage {
+	case kidinit.StageDir:
+		return fmt.Errorf("%w: directory %s: %w", ErrNotStarted, p.Dir, errno)
+	case kidinit.StageExec:
+		return fmt.Errorf("%w: %s: %w", ErrNotStarted, p.Argv[0], errno)
 	default:
-		return 0, fmt.Errorf("%w: %w", ErrNotStarted, explain(err, logFile))
+		return fmt.Errorf("preparing the command: %w", errno)
 	}
 }
 
-// abandon kills what is in the cgroup of a command that did not start. Reap removes it.
-func (r *Runc) abandon(g execGroup) {
-	g.kill() // what cannot be killed now dies with the kid
-	r.procs.mu.Lock()
-	defer r.procs.mu.Unlock()
-	r.procs.abandoned = append(r.procs.abandoned, g)
+// follow waits for the end of a command that kid-init forked. That it has ended the kernel says; how, kid-init.
+func (r *Running) follow(m *master, c *parked) {
+	defer close(r.done)
+	defer c.handle.Close()
+	r.exit = Exit{Signal: int(unix.SIGKILL)} // what ended kid-init ended it
+	err := awaitEnd(c.handle)
+	grace := time.NewTimer(reportGrace)
+	defer grace.Stop()
+	select {
+	case report, ok := <-c.report:
+		if ok && report.Kind == kidinit.Ended && err == nil {
+			r.exit = exitOf(unix.WaitStatus(report.Status))
+			r.exit.MaxRSS = int64(min(report.MaxRSS, math.MaxInt64>>10)) << 10
+		}
+	case <-grace.C:
+		m.forget(c.id)
+		r.exit = Exit{Unknown: true}
+	}
+}
+
+func exitOf(ws unix.WaitStatus) Exit {
+	if ws.Signaled() {
+		return Exit{Signal: int(ws.Signal())}
+	}
+	return Exit{Code: ws.ExitStatus()}
+}
+
+// inMemory returns a file that lies in memory alone and holds text.
+func inMemory(text []byte) (*os.File, error) {
+	fd, err := unix.MemfdCreate("command", unix.MFD_CLOEXEC|unix.MFD_NOEXEC_SEAL)
+	if errors.Is(err, unix.EINVAL) { // a kernel before 6.3
+		fd, err = unix.MemfdCreate("command", unix.MFD_CLOEXEC)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("writing down the command: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), "command")
+	if _, err := f.Write(text); err != nil {
+		f.Close() // already failing
+		return nil, fmt.Errorf("writing down the command: %w", err)
+	}
+	return f, nil
 }
 
 // Done is closed when the command itself has ended; what it started may go on.
@@ -122,26 +179,6 @@ func (r *Running) Close() { closeFiles(r.Stdin, r.Stdout, r.Stderr) }
 // Tidy removes the command's cgroup; gone is false while something that the command started still runs in
 // it. What is never tidied goes away with the container's cgroup.
 func (r *Running) Tidy() (gone bool) { return r.group.remove() == nil }
-
-// wait reaps the command. It is this process's child since runc ended.
-func (r *Running) wait() {
-	defer close(r.done)
-	r.exit = Exit{Signal: int(unix.SIGKILL)} // if somebody else reaped it, it is gone all the same
-	for {
-		var ws unix.WaitStatus
-		_, err := unix.Wait4(r.PID, &ws, 0, nil)
-		switch {
-		case errors.Is(err, unix.EINTR):
-			continue
-		case err != nil:
-		case ws.Signaled():
-			r.exit = Exit{Signal: int(ws.Signal())}
-		default:
-			r.exit = Exit{Code: ws.ExitStatus()}
-		}
-		return
-	}
-}
 
 // pipe is a pair of file ends.
 type pipe struct{ r, w *os.File }

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 )
@@ -21,21 +22,12 @@ type execGroup struct {
 
 // newExecGroup makes the cgroup called name for the container whose runc state lies in stateDir.
 func newExecGroup(stateDir, name string) (execGroup, error) {
-	raw, err := os.ReadFile(filepath.Join(stateDir, "state.json"))
-	if errors.Is(err, fs.ErrNotExist) {
-		return execGroup{}, ErrNotFound
-	}
+	paths, err := cgroupPaths(stateDir)
 	if err != nil {
-		return execGroup{}, fmt.Errorf("reading runc's state: %w", err)
-	}
-	var state struct {
-		CgroupPaths map[string]string `json:"cgroup_paths"` // controller -> directory; "" is the v2 hierarchy
-	}
-	if err := json.Unmarshal(raw, &state); err != nil {
-		return execGroup{}, fmt.Errorf("reading runc's state: %w", err)
+		return execGroup{}, err
 	}
 	var g execGroup
-	for controller, parent := range state.CgroupPaths {
+	for controller, parent := range paths {
 		dir := filepath.Join(parent, name)
 		if err := makeGroup(controller, parent, dir); err != nil {
 			g.remove() // already failing
@@ -48,9 +40,57 @@ func newExecGroup(stateDir, name string) (execGroup, error) {
 	}
 	if g.unified == "" {
 		g.remove() // already failing
-		return execGroup{}, errors.New("making the command's cgroup: runc joined no cgroup v2 hierarchy: mount one at /sys/fs/cgroup or /sys/fs/cgroup/unified")
+		return execGroup{}, errNotUnified
 	}
 	return g, nil
+}
+
+var errNotUnified = errors.New("making a command's cgroup: runc joined no cgroup v2 hierarchy: mount one at /sys/fs/cgroup or /sys/fs/cgroup/unified")
+
+// cgroupPaths returns the directories of the container whose runc state lies in stateDir, by controller; "" is the v2
+// hierarchy.
+func cgroupPaths(stateDir string) (map[string]string, error) {
+	raw, err := os.ReadFile(filepath.Join(stateDir, "state.json"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, ErrNotFound
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading runc's state: %w", err)
+	}
+	var state struct {
+		CgroupPaths map[string]string `json:"cgroup_paths"`
+	}
+	if err := json.Unmarshal(raw, &state); err != nil {
+		return nil, fmt.Errorf("reading runc's state: %w", err)
+	}
+	return state.CgroupPaths, nil
+}
+
+// unifiedDir returns the one in the v2 hierarchy.
+func unifiedDir(stateDir string) (string, error) {
+	paths, err := cgroupPaths(stateDir)
+	if err == nil && paths[""] == "" {
+		err = errNotUnified
+	}
+	return paths[""], err
+}
+
+// newUnitGroup makes the cgroup called name below dir, in the v2 hierarchy alone: whoever is moved into it stays where
+// it is in every other, below the container's limits.
+func newUnitGroup(dir, name string) (execGroup, error) {
+	unified := filepath.Join(dir, name)
+	if err := makeGroup("", dir, unified); err != nil {
+		return execGroup{}, fmt.Errorf("making the command's cgroup: %w", err)
+	}
+	return execGroup{dirs: []string{unified}, unified: unified}, nil
+}
+
+// add moves the process with all its threads.
+func (g execGroup) add(pid int) error {
+	if err := os.WriteFile(filepath.Join(g.unified, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil {
+		return fmt.Errorf("moving the command into its cgroup: %w", err)
+	}
+	return nil
 }
 
 // makeGroup makes one directory. killswitchd, which is not root, lists what is still alive in it, so everybody

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 
 	gorunc "github.com/containerd/go-runc"
 	"golang.org/x/sys/unix"
@@ -19,6 +20,9 @@ type Runc struct {
 	root  string
 	runc  gorunc.Runc
 	procs processes
+
+	mu      sync.Mutex
+	masters map[string]*master // guarded by mu; of the containers that this process made
 }
 
 // NewRunc returns a driver that keeps its state below root (inst.RuncRoot()). It makes this process the
@@ -31,7 +35,7 @@ func NewRunc(root string) (*Runc, error) {
 	if err := os.MkdirAll(root, 0o700); err != nil {
 		return nil, fmt.Errorf("making runc's state directory: %w", err)
 	}
-	return &Runc{root: root, runc: gorunc.Runc{Root: root, LogFormat: gorunc.JSON}, procs: processes{ours: map[int]bool{}}}, nil
+	return &Runc{root: root, runc: gorunc.Runc{Root: root, LogFormat: gorunc.JSON}, procs: processes{ours: map[int]bool{}}, masters: map[string]*master{}}, nil
 }
 
 // Create makes the container and its kid-init, which does not run before Start. bundle is an existing
@@ -61,17 +65,49 @@ func (r *Runc) Create(ctx context.Context, bundle string, s Spec) (State, error)
 	if err != nil {
 		return fail(err)
 	}
-	driver := r.runc
-	driver.Log = logFile
-	if err := driver.Create(ctx, s.ID, bundle, &gorunc.CreateOpts{IO: null, PidFile: pidFile}); err != nil {
-		null.Close() // closed already unless runc could not be started
-		return fail(explain(err, logFile))
-	}
-	pid, err := readPID(pidFile)
+	m, theirs, err := newMaster(r.abandon)
 	if err != nil {
 		return fail(err)
 	}
-	return State{Status: StatusCreated, PID: pid}, nil
+	defer theirs.Close() // kid-init has its own
+	driver := r.runc
+	driver.Log = logFile
+	if err := driver.Create(ctx, s.ID, bundle, &gorunc.CreateOpts{IO: null, PidFile: pidFile, ExtraFiles: []*os.File{theirs}}); err != nil {
+		null.Close() // closed already unless runc could not be started
+		m.close()
+		return fail(explain(err, logFile))
+	}
+	m.init, err = readPID(pidFile)
+	if err == nil {
+		m.unit, err = unifiedDir(filepath.Join(r.root, s.ID))
+	}
+	if err != nil {
+		m.close()
+		return fail(err)
+	}
+	go m.read()
+	r.mu.Lock()
+	r.masters[s.ID] = m
+	r.mu.Unlock()
+	return State{Status: StatusCreated, PID: m.init}, nil
+}
+
+// master returns the socket of the container's kid-init, nil where there is none.
+func (r *Runc) master(id string) *master {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.masters[id]
+}
+
+// dismiss gives the socket of the container's kid-init up.
+func (r *Runc) dismiss(id string) {
+	r.mu.Lock()
+	m := r.masters[id]
+	delete(r.masters, id)
+	r.mu.Unlock()
+	if m != nil {
+		m.close()
+	}
 }
 
 // Start lets kid-init run.
@@ -80,6 +116,9 @@ func (r *Runc) Start(ctx context.Context, id string) error {
 	defer cancel()
 	if err := r.runc.Start(ctx, id); err != nil {
 		return fmt.Errorf("starting container %s: %w", id, err)
+	}
+	if m := r.master(id); m != nil {
+		m.prepare()
 	}
 	return nil
 }
@@ -116,6 +155,7 @@ func (r *Runc) Kill(ctx context.Context, id string, sig unix.Signal) error {
 // predecessor's, by somebody who may never do it. A dead process must not hold a destroy up, so then the
 // state is removed without runc: there is nothing else that its delete would do.
 func (r *Runc) Delete(ctx context.Context, id string) error {
+	r.dismiss(id)
 	if !r.known(id) {
 		return nil
 	}

@@ -74,8 +74,10 @@ type Process struct {
 
 // Exit is how a process ended: Code is its exit code where Signal is 0.
 type Exit struct {
-	Code   int
-	Signal int
+	Code    int
+	Signal  int
+	Unknown bool  // it has ended, and kid-init does not say how
+	MaxRSS  int64 // bytes that were the most in memory at once, of the process itself or a child that it waited for
 }
 
 // Status of a container.

@@ -60,6 +60,9 @@ func build(s Spec) (*specs.Spec, error) {
 		},
 	}
 	out.Process.Rlimits = rlimits(s.Limits.OpenFiles)
+	out.Process.Capabilities = &specs.LinuxCapabilities{
+		Bounding: initCaps, Effective: initCaps, Permitted: initCaps, Inheritable: initCaps, Ambient: initCaps,
+	}
 	if s.Unconfined {
 		return out, nil
 	}
@@ -79,6 +82,10 @@ func namespaces(s Spec) []specs.LinuxNamespace {
 		{Type: specs.UTSNamespace}, {Type: specs.CgroupNamespace},
 	}
 }
+
+// initCaps are what kid-init holds, over the kid's own user namespace and nothing else: its children change uid and gid
+// with them, and then give them up, the bounding set included (capabilities(7)).
+var initCaps = []string{"CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"}
 
 // process has no capability in any set and can never gain one.
 func process(p Process, uid uint32) *specs.Process {

@@ -66,10 +66,14 @@ func TestSpecGivesNothingAway(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, p := range []*specs.Process{out.Process, process(Process{Argv: []string{"true"}, Dir: "/"}, KidUID)} {
+	for p, want := range map[*specs.Process][]string{
+		out.Process: {"CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"}, process(Process{Argv: []string{"true"}, Dir: "/"}, KidUID): nil,
+	} {
 		c := p.Capabilities
-		if c == nil || len(c.Bounding)+len(c.Effective)+len(c.Permitted)+len(c.Inheritable)+len(c.Ambient) != 0 {
-			t.Errorf("capabilities %+v, want none in any set", c)
+		for _, set := range [][]string{c.Bounding, c.Effective, c.Permitted, c.Inheritable, c.Ambient} {
+			if !slices.Equal(set, want) {
+				t.Errorf("capabilities %+v, want %v in every set", c, want)
+			}
 		}
 		if !p.NoNewPrivileges || p.User.UID == 0 || p.User.GID == 0 {
 			t.Errorf("process %+v: root, or able to gain privileges", p)
