@@ -178,6 +178,44 @@ func (m *Maps) Session(mark uint32) (SessionEntry, error) {
 	return e, nil
 }
 
+// StoppedMarks returns the marks of all sessions that Session calls stopped, in a few system calls however many there
+// are.
+func (m *Maps) StoppedMarks() (map[uint32]bool, error) {
+	out := map[uint32]bool{}
+	err := eachOf(m, tagoutMapStopped, func(mark uint32, _ uint64) { out[mark] = true })
+	if err != nil {
+		return nil, err
+	}
+	err = eachOf(m, tagoutMapSessions, func(mark uint32, s tagoutSession) {
+		if s.State != StateActive {
+			out[mark] = true
+		}
+	})
+	return out, err
+}
+
+// eachOf calls fn with all entries of a hash map, read in one call where nothing changes it meanwhile.
+func eachOf[K, V any](m *Maps, name string, fn func(K, V)) error {
+	t, err := m.table(name)
+	if err != nil {
+		return err
+	}
+	keys, values := make([]K, t.MaxEntries()), make([]V, t.MaxEntries())
+	var at ebpf.MapBatchCursor
+	for {
+		n, err := t.BatchLookup(&at, keys, values, nil)
+		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("reading BPF map %s: %w", name, err)
+		}
+		for i := range n {
+			fn(keys[i], values[i])
+		}
+		if err != nil {
+			return nil // that was all
+		}
+	}
+}
+
 // Sessions returns the marks of all sessions, in no order.
 func (m *Maps) Sessions() ([]uint32, error) {
 	t, err := m.table(tagoutMapSessions)

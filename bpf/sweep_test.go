@@ -1,6 +1,7 @@
 package bpf
 
 import (
+	"maps"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -21,6 +22,29 @@ func (m *Maps) entries(t *testing.T) map[string]int {
 		must(t, it.Err())
 	}
 	return out
+}
+
+// TestStoppedMarks: all that are stopped, by either of a stop's two writes, and none that is not.
+func TestStoppedMarks(t *testing.T) {
+	_, m := installed(t, "tbpfmarks")
+	want := map[uint32]bool{}
+	for i := range uint32(100) {
+		mark := uint32(tMark) + 1 + i
+		must(t, m.PutSession(mark, SessionEntry{State: StateActive, Addr: tKid.Next()}))
+		if i%3 == 0 {
+			must(t, m.StopSession(mark))
+			want[mark] = true
+		}
+	}
+	const early, late = tMark + 200, tMark + 2
+	must(t, m.put(tagoutMapStopped, uint32(early), bootNow())) // its session is not there yet
+	must(t, m.stopEntry(late))                                 // the other write failed
+	want[early], want[late] = true, true
+	got, err := m.StoppedMarks()
+	must(t, err)
+	if !maps.Equal(got, want) {
+		t.Errorf("%d are stopped, want %d: %v", len(got), len(want), got)
+	}
 }
 
 func TestSweepForgetsWhatIsNotKept(t *testing.T) {

@@ -61,6 +61,7 @@ type Config struct {
 	Authorities []config.Authority
 	Leases      lease.Terms
 	Trip        []trip.Rule // the box's
+	Budget      kids.Budget
 	Kernel      Kernel
 	Denials     events.Source
 	Audit       Recorder
@@ -172,7 +173,7 @@ func newManager(cfg Config, watch *filewatch.Watch) (*kids.Manager, error) {
 	return kids.New(kids.Config{
 		Inst: cfg.Inst, Init: cfg.Init, Runtime: runc, Images: map[string]kids.Image{image.HostName: host}, Stored: stored,
 		SocketWatch: socketWatchPath(cfg.Inst), Cgroups: layout, Kernel: cfg.Kernel, Stopper: stopper, Points: points, Credentials: credentials,
-		Trip: cfg.Trip, Files: watch, Audit: cfg.Audit, Metrics: cfg.Metrics, Log: cfg.Log,
+		Trip: cfg.Trip, Budget: cfg.Budget, Files: watch, Audit: cfg.Audit, Metrics: cfg.Metrics, Log: cfg.Log,
 	})
 }
 

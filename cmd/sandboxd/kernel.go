@@ -76,6 +76,8 @@ func (k *kernel) Stopped(mark uint32) (bool, error) {
 	return err == nil && e.State != bpf.StateActive, err
 }
 
+func (k *kernel) StoppedMarks() (map[uint32]bool, error) { return k.maps.StoppedMarks() }
+
 // denials lets package events read the BPF ring buffer.
 type denials struct{ maps *bpf.Maps }
 

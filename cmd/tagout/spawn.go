@@ -3,8 +3,10 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -77,6 +79,9 @@ func (a *app) spawnNow(ctx context.Context, req wire.SpawnRequest) (wire.Kid, er
 		gone, cancel := context.WithTimeout(context.WithoutCancel(ctx), destroyLimit)
 		defer cancel()
 		return kid, errors.Join(&coded{code: exitInterrupted}, a.destroy(gone, kid.Name, "its spawn was interrupted"))
+	}
+	if n := len(kid.SameCard); n > 0 {
+		fmt.Fprintf(a.err, "tagout: the card %s has %s already: %s\n", kid.Card, count(n, "kid"), strings.Join(kid.SameCard, ", ")) // nobody is left to be told
 	}
 	return kid, nil
 }

@@ -2,8 +2,12 @@ package config
 
 import "tagout/internal/yamlx"
 
-// KidLimits bound what one kid may ask of the daemons that all kids share. 0 means the daemon's own default.
+// KidLimits bound how many kids there are, and what one kid may ask of the daemons that all kids share. 0 means the
+// daemon's own default.
 type KidLimits struct {
+	Kids         int `yaml:"kids,omitempty"`         // at once, whatever state they are in
+	KidsPerOwner int `yaml:"kidsPerOwner,omitempty"` // of these, with one owner in their cards
+
 	Queries     int  `yaml:"queriesPerSecond,omitempty"` // DNS; twice as many at once
 	Connections int  `yaml:"connections,omitempty"`      // through the proxy, open at once
 	Opens       int  `yaml:"opensPerSecond,omitempty"`   // new connections through the proxy; twice as many at once
@@ -28,6 +32,8 @@ type Size int64
 func (s Size) MarshalYAML() (any, error) { return yamlx.FormatSize(int64(s)), nil }
 
 var kidLimitKeys = []yamlx.Key{
+	{Name: "kids", Example: "255"},
+	{Name: "kidsPerOwner", Example: "100"},
 	{Name: "queriesPerSecond", Example: "500"},
 	{Name: "connections", Example: "1024"},
 	{Name: "opensPerSecond", Example: "500"},
@@ -47,10 +53,12 @@ func readKidLimits(v yamlx.Value) KidLimits {
 	m, _ := v.Map(kidLimitKeys...)
 	buffered, _ := m.Get("bufferedBytes").Size(minBuffered, maxBuffered)
 	return KidLimits{
-		Queries:     readKidLimit(m.Get("queriesPerSecond")),
-		Connections: readKidLimit(m.Get("connections")),
-		Opens:       readKidLimit(m.Get("opensPerSecond")),
-		Buffered:    Size(buffered),
+		Kids:         readKidLimit(m.Get("kids")),
+		KidsPerOwner: readKidLimit(m.Get("kidsPerOwner")),
+		Queries:      readKidLimit(m.Get("queriesPerSecond")),
+		Connections:  readKidLimit(m.Get("connections")),
+		Opens:        readKidLimit(m.Get("opensPerSecond")),
+		Buffered:     Size(buffered),
 	}
 }
 

@@ -283,22 +283,23 @@ const (
 
 // Kid is what people see of a kid.
 type Kid struct {
-	Name    string                   `json:"name"`
-	Session string                   `json:"session"`
-	State   KidState                 `json:"state"`
-	Cause   string                   `json:"cause,omitempty"` // how it came to its state, where nobody asked for it
-	Purpose string                   `json:"purpose"`
-	Card    string                   `json:"card"`
-	Owner   string                   `json:"owner,omitempty"`
-	Held    bool                     `json:"held,omitempty"`    // it goes when nobody holds it any more
-	Ends    time.Time                `json:"ends,omitzero"`     // of its lifetime; for people, the boot clock decides
-	Idle    time.Duration            `json:"idle_ns,omitempty"` // it goes when nothing has run in it for so long
-	Mark    uint32                   `json:"mark"`
-	Addr    netip.Addr               `json:"addr"`
-	Cgroup  string                   `json:"cgroup"`
-	Created time.Time                `json:"created"`
-	Timings map[string]time.Duration `json:"timings_ns,omitempty"` // stage -> duration
-	Proof   bool                     `json:"proof,omitempty"`      // killswitchd's own, for one proof
+	Name     string                   `json:"name"`
+	Session  string                   `json:"session"`
+	State    KidState                 `json:"state"`
+	Cause    string                   `json:"cause,omitempty"` // how it came to its state, where nobody asked for it
+	Purpose  string                   `json:"purpose"`
+	Card     string                   `json:"card"`
+	Owner    string                   `json:"owner,omitempty"`
+	SameCard []string                 `json:"same_card,omitempty"` // other kids of this card; only in the answer to a spawn
+	Held     bool                     `json:"held,omitempty"`      // it goes when nobody holds it any more
+	Ends     time.Time                `json:"ends,omitzero"`       // of its lifetime; for people, the boot clock decides
+	Idle     time.Duration            `json:"idle_ns,omitempty"`   // it goes when nothing has run in it for so long
+	Mark     uint32                   `json:"mark"`
+	Addr     netip.Addr               `json:"addr"`
+	Cgroup   string                   `json:"cgroup"`
+	Created  time.Time                `json:"created"`
+	Timings  map[string]time.Duration `json:"timings_ns,omitempty"` // stage -> duration
+	Proof    bool                     `json:"proof,omitempty"`      // killswitchd's own, for one proof
 }
 
 // HoldAgain is how long whoever holds a kid waits before it tries again, where the connection broke.

@@ -1,11 +1,20 @@
 package image
 
 import (
+	"crypto/rand"
+	"encoding/hex"
 	"fmt"
 	"net/netip"
 
 	"tagout/sandboxd/runtime"
 )
+
+// machineID is another one for each kid, random (machine-id(5)): what is made of it must not be the same twice.
+func machineID() string {
+	var id [16]byte
+	rand.Read(id[:]) // never fails
+	return hex.EncodeToString(id[:]) + "\n"
+}
 
 // etc returns the small files of a kid's /etc, by path below its root.
 func etc(kid string, addr, gateway netip.Addr) map[string]string {
@@ -17,6 +26,7 @@ func etc(kid string, addr, gateway netip.Addr) map[string]string {
 		"etc/hosts": fmt.Sprintf("127.0.0.1\tlocalhost\n%s\t%s\n", addr, kid),
 		// Names that the card allows answer at once, all others are refused at once: short timeouts are safe.
 		"etc/resolv.conf":     fmt.Sprintf("nameserver %s\noptions timeout:2 attempts:2\n", gateway),
+		"etc/machine-id":      machineID(),
 		"etc/hostname":        kid + "\n",
 		"etc/nsswitch.conf":   "passwd: files\ngroup: files\nhosts: files dns\nservices: files\nprotocols: files\n",
 		"etc/services":        "domain\t53/tcp\ndomain\t53/udp\nhttp\t80/tcp\nhttps\t443/tcp\nssh\t22/tcp\n",

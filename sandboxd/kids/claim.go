@@ -28,6 +28,9 @@ func (m *Manager) claim(r Request) (*kid, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := m.withinBudget(r.Plan); err != nil {
+		return nil, err
+	}
 	index, err := m.freeIndex()
 	if err != nil {
 		return nil, err
@@ -55,6 +58,7 @@ func (m *Manager) claim(r Request) (*kid, error) {
 		return nil, errors.Join(fmt.Errorf("claiming kid %s: %w", name, err), os.RemoveAll(m.dir(name)))
 	}
 	k.life.Lock()
+	k.twins = m.twins(r.Plan.Card)
 	m.kids[name] = k
 	m.countKids()
 	return k, nil

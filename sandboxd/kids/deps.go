@@ -59,6 +59,9 @@ type Kernel interface {
 	Stop(mark uint32) error
 	// Stopped says whether the session's entry is there and says stopped.
 	Stopped(mark uint32) (bool, error)
+	// StoppedMarks returns the marks of all sessions whose entries are there and say stopped, with a number of
+	// system calls that does not grow with theirs.
+	StoppedMarks() (map[uint32]bool, error)
 }
 
 // Entry is what the kernel knows of a kid.

@@ -75,6 +75,7 @@ type guards struct {
 	entries  map[uint32]Entry
 	tags     []wire.Tag
 	stopped  map[uint32]bool
+	asked    int              // how often somebody wanted to know all that are stopped
 	fail     map[string]error // call -> what it answers
 }
 
@@ -189,7 +190,15 @@ func (g *guards) Stop(mark uint32) error {
 func (g *guards) Stopped(mark uint32) (bool, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.calls = append(g.calls, "stopped")
 	return g.stopped[mark], nil
+}
+
+func (g *guards) StoppedMarks() (map[uint32]bool, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.asked++
+	return maps.Clone(g.stopped), nil
 }
 
 // pointOf is one enforcement point of the fake.

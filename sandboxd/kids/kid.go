@@ -24,6 +24,8 @@ type kid struct {
 	pid    int    // of kid-init, 0 before it was created
 	cancel func() // ends a spawn that is under way
 
+	twins []string // other kids of the same card, when it was claimed
+
 	proofToken, noToken string // of a proof's kid: its token, or why it has none
 
 	life sync.Mutex // held by a spawn and by a teardown, so that they never overlap

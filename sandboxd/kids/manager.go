@@ -19,7 +19,7 @@ import (
 	"tagout/internal/wire"
 )
 
-// Config is a manager's configuration. Every field but SocketWatch, Trip and Files is needed.
+// Config is a manager's configuration. Every field but SocketWatch, Trip, Budget and Files is needed.
 type Config struct {
 	Inst        instance.Instance
 	Init        string // path of kid-init
@@ -33,7 +33,8 @@ type Config struct {
 	Points      []PolicyPoint
 	Credentials Credentials
 	Trip        []trip.Rule // the box's, for every kid; may be empty
-	Files       FileWatch   // nil: nobody watches programs and files, for tests
+	Budget      Budget
+	Files       FileWatch // nil: nobody watches programs and files, for tests
 	Audit       Recorder
 	Metrics     Metrics
 	Log         *slog.Logger

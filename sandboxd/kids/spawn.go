@@ -70,6 +70,7 @@ func (m *Manager) Spawn(ctx context.Context, r Request) (wire.Kid, error) {
 	k.rec.Timings = timings
 	k.state.Enter(wire.KidRunning) // refused where a stop, a destroy or the kid's own end was faster
 	view := k.view()
+	view.SameCard = k.twins
 	m.mu.Unlock()
 	m.spawned(k, r)
 	return view, nil

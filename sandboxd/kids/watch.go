@@ -60,21 +60,19 @@ func (m *Manager) isStopped(ctx context.Context, k *kid) bool {
 	return false
 }
 
-// noteStops brings the stopped flag of every kid up to date with one question to killswitchd.
+// noteStops brings the stopped flag of every kid up to date with one question to killswitchd and one to the kernel,
+// however many kids there are.
 func (m *Manager) noteStops(ctx context.Context) {
 	tags := m.tags(ctx)
-	m.mu.Lock()
-	all := make([]*kid, 0, len(m.kids))
-	for _, k := range m.kids {
-		if !k.state.Stopped() {
-			all = append(all, k)
-		}
+	marks, err := m.cfg.Kernel.StoppedMarks()
+	if err != nil { // what the tags say is known all the same
+		m.cfg.Log.Error("asking the kernel which kids are stopped", "error", err)
 	}
-	m.mu.Unlock()
-	for _, k := range all {
-		in, err := m.cfg.Kernel.Stopped(k.rec.Session.Mark)
-		if err == nil && in || slices.ContainsFunc(tags, func(t wire.Tag) bool { return covers(t, k) }) {
-			m.noteStopped(k)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, k := range m.kids {
+		if marks[k.rec.Session.Mark] || slices.ContainsFunc(tags, func(t wire.Tag) bool { return covers(t, k) }) {
+			k.state.Stop()
 		}
 	}
 }
