@@ -36,6 +36,9 @@ func (s *Switch) Accept(raw []byte, peer string) (authority.Signed, error) {
 		return authority.Signed{}, s.refuseOrder(authority.Signed{}, peer, err)
 	}
 	signed, err := list.Verify(raw, now)
+	if err == nil && signed.Action != authority.ActionStop && signed.Action != authority.ActionRelease {
+		err = &authority.Refusal{Code: reason.OrderInvalid, Text: fmt.Sprintf("killswitchd carries out stops and releases: bring a %s to sandboxd (`tagout order` does)", signed.Action)}
+	}
 	if err == nil {
 		err = s.take(signed, now)
 	}

@@ -107,7 +107,7 @@ func (l List) Verify(raw []byte, now time.Time) (Signed, error) {
 	if err != nil {
 		no := explain(err)
 		if no.Code == reason.OrderKey { // what the order asks for cannot be believed, so all who could give one are named
-			no.Text += fmt.Sprintf("; stop: %s; release: %s", l.whoMay(RoleStop, now), l.whoMay(RoleRelease, now))
+			no.Text += fmt.Sprintf("; stop: %s; release: %s; grant: %s", l.whoMay(RoleStop, now), l.whoMay(RoleRelease, now), l.whoMay(RoleGrant, now))
 		}
 		return Signed{}, no
 	}
@@ -141,10 +141,10 @@ func (l List) judge(s Signed, now time.Time) error {
 		return refuse(reason.OrderExpired, "an order is good for at most %v: sign one that ends earlier", MaxLife)
 	case !now.Before(s.Expires):
 		return refuse(reason.OrderExpired, "the order expired at %s, %v ago: sign a new one", s.Expires.Format(time.RFC3339), now.Sub(s.Expires).Round(time.Second))
-	case !slices.Contains(p.Roles, s.Action): // the roles stop and release are called as the actions
-		return refuse(reason.OrderRole, "%s does not hold the role %s on this box: %s", p.Name, s.Action, l.whoMay(s.Action, now))
+	case !slices.Contains(p.Roles, roleOf[s.Action]):
+		return refuse(reason.OrderRole, "%s does not hold the role %s on this box: %s", p.Name, roleOf[s.Action], l.whoMay(roleOf[s.Action], now))
 	case p.ended(now):
-		return refuse(reason.OrderRole, "%s was an authority until %s: %s", p.Name, p.ValidUntil.UTC().Format(time.RFC3339), l.whoMay(s.Action, now))
+		return refuse(reason.OrderRole, "%s was an authority until %s: %s", p.Name, p.ValidUntil.UTC().Format(time.RFC3339), l.whoMay(roleOf[s.Action], now))
 	}
 	return nil
 }

@@ -3,6 +3,7 @@ package authority
 import (
 	"bytes"
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -21,7 +22,15 @@ import (
 const (
 	ActionStop    = "stop"
 	ActionRelease = "release"
+	ActionGrant   = "grant"   // open a door for a kid
+	ActionUngrant = "ungrant" // take a grant back
+	ActionPolicy  = "policy"  // give a kid another card's egress rules
 )
+
+// roleOf is the role that an action needs.
+var roleOf = map[string]string{
+	ActionStop: RoleStop, ActionRelease: RoleRelease, ActionGrant: RoleGrant, ActionUngrant: RoleGrant, ActionPolicy: RoleGrant,
+}
 
 // ViaFleet says that an order came through a fleet's channel and not from an operator at the box.
 const ViaFleet = "fleet"
@@ -48,12 +57,24 @@ type Order struct {
 	Scope   wire.Scope   `json:"scope,omitzero"`   // of a stop
 	Layers  []wire.Layer `json:"layers,omitempty"` // of a stop; empty: all three
 	Stop    string       `json:"stop,omitempty"`   // the tag that a release is about
+	Kid     string       `json:"kid,omitempty"`    // whose egress is changed
+	Door    Door         `json:"door,omitzero"`    // of a grant
+	Grant   string       `json:"grant,omitempty"`  // the id of the grant that is taken back
+	Card    string       `json:"card,omitempty"`   // of a policy: the SHA-256 of the card's text, hex
 	By      string       `json:"by"`               // the signer's name on the box's authority list
 	Reason  string       `json:"reason"`
 	ID      string       `json:"id"` // ULID; an order is carried out once
 	Via     string       `json:"via,omitempty"`
 	Issued  time.Time    `json:"issued"`
 	Expires time.Time    `json:"expires"`
+}
+
+// Door is what a grant opens.
+type Door struct {
+	Host     string        `json:"host"`
+	Port     uint16        `json:"port"`
+	Protocol string        `json:"protocol,omitempty"` // empty: as sandboxd chooses for the port
+	For      time.Duration `json:"for_ns"`             // from when the order is carried out
 }
 
 // New completes an order: it gets an id of its own and is good from now for life.
@@ -86,7 +107,7 @@ func parse(text []byte) (Order, error) {
 	}
 	same, err := o.text()
 	if err != nil || !bytes.Equal(same, text) {
-		return Order{}, refuse(reason.OrderInvalid, "the order is not in its canonical form: make it with `tagout stop --key` or `tagout release --key`")
+		return Order{}, refuse(reason.OrderInvalid, "the order is not in its canonical form: make it with --key of the command that it is about")
 	}
 	if err := o.check(); err != nil {
 		return Order{}, err
@@ -113,6 +134,13 @@ func (o Order) check() error {
 		return refuse(reason.OrderInvalid, "the order came via %q, which is no known way", clip(o.Via))
 	}
 	switch o.Action {
+	case ActionGrant, ActionUngrant, ActionPolicy:
+		return o.checkChange()
+	}
+	if o.Kid != "" || o.Door != (Door{}) || o.Grant != "" || o.Card != "" {
+		return refuse(reason.OrderInvalid, "a %s changes no kid's egress", clip(o.Action))
+	}
+	switch o.Action {
 	case ActionStop:
 		return o.checkStop()
 	case ActionRelease:
@@ -124,7 +152,39 @@ func (o Order) check() error {
 		}
 		return nil
 	}
-	return refuse(reason.OrderInvalid, "an order cannot ask for %q: only for %s or %s", clip(o.Action), ActionStop, ActionRelease)
+	return refuse(reason.OrderInvalid, "an order cannot ask for %q: only for %s, %s, %s, %s or %s", clip(o.Action),
+		ActionStop, ActionRelease, ActionGrant, ActionUngrant, ActionPolicy)
+}
+
+// checkChange is about the orders that change what a kid may reach: each says exactly what its action needs.
+func (o Order) checkChange() error {
+	if o.Scope != (wire.Scope{}) || len(o.Layers) > 0 || o.Stop != "" || o.Via != "" || !plain(o.Kid) {
+		return refuse(reason.OrderInvalid, "a %s names one kid, and nothing that a stop or a release does", o.Action)
+	}
+	door, grant, card := o.Door != (Door{}), o.Grant != "", o.Card != ""
+	if door != (o.Action == ActionGrant) || grant != (o.Action == ActionUngrant) || card != (o.Action == ActionPolicy) {
+		return refuse(reason.OrderInvalid, "the order says something else than a %s needs", o.Action)
+	}
+	switch {
+	case door && (!plain(o.Door.Host) || o.Door.Port == 0):
+		return refuse(reason.OrderInvalid, "a grant names a host and a port")
+	case grant && !plain(o.Grant):
+		return refuse(reason.OrderInvalid, "the id of the grant holds control characters or is too long")
+	case card && (len(o.Card) != 2*sha256.Size || strings.Trim(o.Card, "0123456789abcdef") != ""):
+		return refuse(reason.OrderInvalid, "the order does not name a card by its SHA-256")
+	}
+	return nil
+}
+
+// Peek says what a signed order asks for, if it is one. Nothing is verified: it tells a courier where to bring it.
+func Peek(raw []byte) (action string) {
+	var o struct {
+		Action string `json:"action"`
+	}
+	_, rest, _ := bytes.Cut(raw, []byte("\n"))
+	line, _, _ := bytes.Cut(rest, []byte("\n"))
+	json.Unmarshal(line, &o) // not an order: whoever gets it says so
+	return o.Action
 }
 
 func (o Order) checkStop() error {

@@ -148,7 +148,7 @@ var table = map[Code]Info{
 	WildcardLimit:   {"wildcard-limit", "too many or too unusual names were asked for under a wildcard", "name the hosts in the card one by one"},
 	SSLv2:           {"sslv2", "this is an SSLv2 hello", "use TLS 1.2 or newer"},
 	PolicyChanged:   {"policy-changed", "a newer policy no longer allows this connection", ""},
-	OrderInvalid:    {"order-invalid", "the order cannot be read", "sign it with `tagout stop --key` or `tagout release --key`"},
+	OrderInvalid:    {"order-invalid", "the order cannot be read", "sign it with --key"},
 	OrderKey:        {"order-key", "no key of the box's authority list signed the order for the person whom it names", "sign it with that person's key"},
 	OrderBox:        {"order-box", "the order is for another box", "sign one for this box"},
 	OrderExpired:    {"order-expired", "the order is out of date, or from the future", "sign a new one; compare the clocks"},
