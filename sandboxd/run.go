@@ -120,9 +120,11 @@ func Run(ctx context.Context, cfg Config, serve Serve) error {
 	if err != nil {
 		return fmt.Errorf("starting sandboxd: %w", err)
 	}
+	orders := newOrders(cfg)
+	wg.Go(func() { orders.Run(ctx) })
 	mux := http.NewServeMux()
 	api.Register(mux, api.New(api.Config{
-		Kids: manager, Plan: PlanFromCard, PlanEgress: EgressFromCard, MayGrant: mayGrant(cfg.Authorities), Keys: keys, Log: cfg.Log, Ending: ctx.Done(),
+		Kids: manager, Plan: PlanFromCard, PlanEgress: EgressFromCard, Orders: orders, Keys: keys, Log: cfg.Log, Ending: ctx.Done(),
 	}))
 	api.RegisterProofs(mux, api.ProofConfig{
 		Proofs: manager, Killswitchd: cfg.Inst.UID(instance.Killswitchd), Ending: ctx.Done(),

@@ -108,7 +108,7 @@ func atLeastOne(flag string, n int) error {
 // needFlags refuses empty values of the named flags.
 func needFlags(cmd *cobra.Command, names ...string) error {
 	for _, n := range names {
-		if v, err := cmd.Flags().GetString(n); err != nil || v == "" {
+		if f := cmd.Flags().Lookup(n); f == nil || !f.Changed || f.Value.String() == "" {
 			return usage(fmt.Errorf("--%s is needed: see `%s --help`", n, cmd.CommandPath()))
 		}
 	}

@@ -11,18 +11,24 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"tagout/internal/authority"
 	"tagout/internal/instance"
 	"tagout/internal/wire"
 )
 
 func (a *app) grantCommand() *cobra.Command {
 	var req wire.GrantRequest
+	var sign signer
 	cmd := &cobra.Command{
-		Use:   "grant KID HOST:PORT --for DURATION --by NAME --reason WHY",
+		Use:   "grant KID HOST:PORT --for DURATION (--key FILE | --by NAME) --reason WHY",
 		Short: "Let a living kid reach one host and port for a while; a deny rule still wins",
-		Args:  cobra.ExactArgs(2),
+		Long: `Let a living kid reach one host and port for a while. It takes the signature of somebody
+with the role grant (--key); only on a box whose authority list has no key for that role
+does a name do (--by).`,
+		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := needFlags(cmd, "for", "by", "reason"); err != nil {
+			signed, err := sign.needs(cmd, "for", "reason")
+			if err != nil {
 				return err
 			}
 			host, port, err := net.SplitHostPort(args[1])
@@ -35,22 +41,31 @@ func (a *app) grantCommand() *cobra.Command {
 			}
 			req.Host, req.Port = host, uint16(n)
 			var g wire.Grant
+			if signed {
+				return a.changeSigned(cmd, &sign, authority.Order{Action: authority.ActionGrant, Kid: args[0], By: req.By, Reason: req.Reason,
+					Door: authority.Door{Host: req.Host, Port: req.Port, Protocol: req.Protocol, For: req.For}}, wire.SignedOrder{})
+			}
 			if err := a.call(cmd, instance.Sandboxd, http.MethodPost, grantsRoute(args[0]), req, &g); err != nil {
 				return err
 			}
-			if a.json {
-				return a.printJSON(g)
-			}
-			a.printf("kid %s may reach %s:%d over %s until %s; take it back with `tagout ungrant %s %s`\n",
-				args[0], g.Host, g.Port, g.Protocol, g.Expires.Format(time.RFC3339), args[0], g.ID)
-			return nil
+			return a.showGrant(g)
 		},
 	}
 	cmd.Flags().DurationVar(&req.For, "for", 0, "how long, at most 24h")
 	cmd.Flags().StringVar(&req.Protocol, "protocol", "", "tls, http or tcp (default: http on port 80, tls elsewhere)")
-	cmd.Flags().StringVar(&req.By, "by", "", "who grants it: somebody with the role grant")
+	cmd.Flags().StringVar(&req.By, "by", "", "who grants it: somebody with the role grant (with --key: whose key it is)")
 	cmd.Flags().StringVar(&req.Reason, "reason", "", "why")
+	sign.flags(cmd)
 	return cmd
+}
+
+func (a *app) showGrant(g wire.Grant) error {
+	if a.json {
+		return a.printJSON(g)
+	}
+	a.printf("%s:%d may be reached over %s until %s; take it back with `tagout ungrant KID %s`\n",
+		g.Host, g.Port, g.Protocol, g.Expires.Format(time.RFC3339), g.ID)
+	return nil
 }
 
 func (a *app) grantsCommand() *cobra.Command {
@@ -80,11 +95,16 @@ func (a *app) grantsCommand() *cobra.Command {
 
 func (a *app) ungrantCommand() *cobra.Command {
 	var by, why string
+	var sign signer
 	cmd := &cobra.Command{
-		Use: "ungrant KID GRANT --by NAME --reason WHY", Short: "Take a grant back and cut what lives on it", Args: cobra.ExactArgs(2),
+		Use: "ungrant KID GRANT (--by NAME | --key FILE) --reason WHY", Short: "Take a grant back and cut what lives on it", Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := needFlags(cmd, "by", "reason"); err != nil {
+			signed, err := sign.needs(cmd, "reason")
+			if err != nil {
 				return err
+			}
+			if signed {
+				return a.changeSigned(cmd, &sign, authority.Order{Action: authority.ActionUngrant, Kid: args[0], Grant: args[1], By: by, Reason: why}, wire.SignedOrder{})
 			}
 			q := url.Values{"by": {by}, "reason": {why}}
 			route := grantsRoute(args[0]) + "/" + url.PathEscape(args[1]) + "?" + q.Encode()
@@ -98,8 +118,9 @@ func (a *app) ungrantCommand() *cobra.Command {
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&by, "by", "", "who takes it back")
+	cmd.Flags().StringVar(&by, "by", "", "who takes it back (with --key: whose key it is)")
 	cmd.Flags().StringVar(&why, "reason", "", "why")
+	sign.flags(cmd)
 	return cmd
 }
 

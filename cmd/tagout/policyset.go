@@ -1,6 +1,8 @@
 package main
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -8,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"tagout/internal/authority"
 	"tagout/internal/instance"
 	"tagout/internal/wire"
 )
@@ -15,12 +18,14 @@ import (
 // policySetCommand is `tagout policy set`.
 func (a *app) policySetCommand() *cobra.Command {
 	var req wire.PolicyRequest
+	var sign signer
 	cmd := &cobra.Command{
-		Use:   "set KID --card FILE --by NAME --reason WHY",
+		Use:   "set KID --card FILE (--key FILE | --by NAME) --reason WHY",
 		Short: "Give a living kid another card's egress rules; what they no longer allow is cut at once",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := needFlags(cmd, "card", "by", "reason"); err != nil {
+			signed, err := sign.needs(cmd, "card", "reason")
+			if err != nil {
 				return err
 			}
 			raw, err := os.ReadFile(req.CardFile)
@@ -28,19 +33,29 @@ func (a *app) policySetCommand() *cobra.Command {
 				return usage(fmt.Errorf("reading the card: %w", err))
 			}
 			req.Card = string(raw)
+			if signed {
+				sum := sha256.Sum256(raw)
+				return a.changeSigned(cmd, &sign, authority.Order{Action: authority.ActionPolicy, Kid: args[0], Card: hex.EncodeToString(sum[:]), By: req.By, Reason: req.Reason},
+					wire.SignedOrder{Card: req.Card, CardFile: req.CardFile})
+			}
 			var reply wire.PolicyReply
 			if err := a.call(cmd, instance.Sandboxd, http.MethodPut, "/v1/kids/"+url.PathEscape(args[0])+"/policy", req, &reply); err != nil {
 				return err
 			}
-			if a.json {
-				return a.printJSON(reply)
-			}
-			a.printf("kid %s is at generation %d of its policy; %d connections were cut\n", args[0], reply.Generation, reply.Cut)
-			return nil
+			return a.showPolicy(reply)
 		},
 	}
 	cmd.Flags().StringVar(&req.CardFile, "card", "", "the card whose egress section counts from now on")
-	cmd.Flags().StringVar(&req.By, "by", "", "who changes it: somebody with the role grant")
+	cmd.Flags().StringVar(&req.By, "by", "", "who changes it: somebody with the role grant (with --key: whose key it is)")
 	cmd.Flags().StringVar(&req.Reason, "reason", "", "why")
+	sign.flags(cmd)
 	return cmd
+}
+
+func (a *app) showPolicy(reply wire.PolicyReply) error {
+	if a.json {
+		return a.printJSON(reply)
+	}
+	a.printf("the kid is at generation %d of its policy; %d connections were cut\n", reply.Generation, reply.Cut)
+	return nil
 }

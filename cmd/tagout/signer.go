@@ -10,6 +10,7 @@ import (
 	"tagout/internal/authority"
 	"tagout/internal/authority/keyfile"
 	"tagout/internal/control"
+	"tagout/internal/instance"
 	"tagout/internal/wire"
 )
 
@@ -39,6 +40,18 @@ func (s *signer) used(cmd *cobra.Command) (bool, error) {
 		}
 	}
 	return false, nil
+}
+
+// needs is used, for orders that a name can give where no key counts: without --key they need --by. flags are needed in
+// either case.
+func (s *signer) needs(cmd *cobra.Command, flags ...string) (signed bool, err error) {
+	if signed, err = s.used(cmd); err != nil {
+		return false, err
+	}
+	if !signed {
+		flags = append(flags, "by")
+	}
+	return signed, needFlags(cmd, flags...)
 }
 
 // sign completes an order and signs it. o.By may be empty: then the box's list says whose key it is.
@@ -104,17 +117,54 @@ func (a *app) giveSigned(cmd *cobra.Command, s *signer, o authority.Order) error
 		return notStopped(err)
 	case err != nil:
 		return err
-	case s.printOnly && a.json:
-		return a.printJSON(order)
 	case s.printOnly:
-		a.printf("%s", order.Note)
-		return nil
+		return a.printOrder(order)
 	}
 	err = a.give(cmd, "/v1/order", order)
 	if o.Action == authority.ActionStop && control.Status(err) == http.StatusForbidden {
 		return notStopped(err)
 	}
 	return err
+}
+
+func (a *app) printOrder(order wire.SignedOrder) error {
+	if a.json {
+		return a.printJSON(order)
+	}
+	a.printf("%s", order.Note)
+	return nil
+}
+
+// changeSigned signs an order that changes what a kid can reach and sends it, or only prints it. with is what goes with
+// the signature.
+func (a *app) changeSigned(cmd *cobra.Command, s *signer, o authority.Order, with wire.SignedOrder) error {
+	order, err := s.sign(a, o)
+	if err != nil {
+		return err
+	}
+	if s.printOnly {
+		return a.printOrder(order)
+	}
+	with.Note = order.Note
+	return a.change(cmd, with)
+}
+
+// change brings a signed order to sandboxd and says what it came to.
+func (a *app) change(cmd *cobra.Command, order wire.SignedOrder) error {
+	var reply wire.OrderReply
+	if err := a.call(cmd, instance.Sandboxd, http.MethodPost, "/v1/order", order, &reply); err != nil {
+		return err
+	}
+	switch {
+	case reply.Grant != nil:
+		return a.showGrant(*reply.Grant)
+	case reply.Policy != nil:
+		return a.showPolicy(*reply.Policy)
+	case a.json:
+		return a.printJSON(struct{}{})
+	}
+	a.printf("the grant is gone; what lived on it is cut\n")
+	return nil
 }
 
 // notStopped says what a refused signature means, and what to do at once.

@@ -183,8 +183,8 @@ func TestRefusalsUnderATagSayWhoAndWhy(t *testing.T) {
 			return err
 		},
 		"policy": func() error {
-			return box.Client(instance.Sandboxd).Call(t.Context(), http.MethodPut, "/v1/kids/"+kid.Name+"/policy",
-				wire.PolicyRequest{Card: card, By: practice.Authority, Reason: "test"}, nil)
+			_, err := setPolicy(t, box, kid.Name, card)
+			return err
 		},
 		"tokens": func() error {
 			seq++

@@ -2,6 +2,8 @@ package e2e
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/http"
@@ -11,6 +13,7 @@ import (
 	"time"
 
 	"tagout/internal/audit"
+	"tagout/internal/authority"
 	"tagout/internal/control"
 	"tagout/internal/instance"
 	"tagout/internal/practice"
@@ -21,16 +24,33 @@ import (
 // getFiles fetches from files.vendor.test over plain HTTP and prints the status line.
 const getFiles = "exec 3<>/dev/tcp/files.vendor.test/80 || exit 1; printf 'GET /hello.txt HTTP/1.1\\r\\nHost: files.vendor.test\\r\\nConnection: close\\r\\n\\r\\n' >&3; head -1 <&3"
 
+// grant places a grant with the practice authority's signature, or in the request's own words where it names somebody.
 func grant(t *testing.T, box *testenv.Box, kid string, r wire.GrantRequest) (wire.Grant, error) {
 	t.Helper()
-	if r.By == "" {
-		r.By, r.Reason = practice.Authority, "a test"
-	}
 	ctx, cancel := context.WithTimeout(t.Context(), soon)
 	defer cancel()
 	var g wire.Grant
-	err := box.Client(instance.Sandboxd).Call(ctx, http.MethodPost, "/v1/kids/"+kid+"/grants", r, &g)
+	if r.By != "" {
+		err := box.Client(instance.Sandboxd).Call(ctx, http.MethodPost, "/v1/kids/"+kid+"/grants", r, &g)
+		return g, err
+	}
+	order, err := box.Net.Sign(authority.Order{Action: authority.ActionGrant, Kid: kid, Reason: "a test",
+		Door: authority.Door{Host: r.Host, Port: r.Port, Protocol: r.Protocol, For: r.For}}, practice.Authority)
+	if err == nil {
+		err = box.Client(instance.Sandboxd).Call(ctx, http.MethodPost, "/v1/order", order, &wire.OrderReply{Grant: &g})
+	}
 	return g, err
+}
+
+// setPolicy gives a kid another card with the practice authority's signature.
+func setPolicy(t *testing.T, box *testenv.Box, kid, text string) (wire.PolicyReply, error) {
+	t.Helper()
+	sum := sha256.Sum256([]byte(text))
+	order := box.Sign(authority.Order{Action: authority.ActionPolicy, Kid: kid, Card: hex.EncodeToString(sum[:])}, practice.Authority)
+	order.Card = text
+	var reply wire.PolicyReply
+	err := box.Client(instance.Sandboxd).Call(t.Context(), http.MethodPost, "/v1/order", order, &wire.OrderReply{Policy: &reply})
+	return reply, err
 }
 
 func reaches(box *testenv.Box, kid string) bool {
@@ -115,12 +135,7 @@ func TestANewPolicyCutsWhatItNoLongerAllows(t *testing.T) {
 		return nil
 	}
 	box.Until(soon, "ticks flow", func() error { return alive(0) })
-	set := func(text string) (wire.PolicyReply, error) {
-		var reply wire.PolicyReply
-		err := box.Client(instance.Sandboxd).Call(t.Context(), http.MethodPut, "/v1/kids/"+kid.Name+"/policy",
-			wire.PolicyRequest{Card: text, By: practice.Authority, Reason: "a test"}, &reply)
-		return reply, err
-	}
+	set := func(text string) (wire.PolicyReply, error) { return setPolicy(t, box, kid.Name, text) }
 	if _, err := set(strings.Replace(card, "protocol: tcp", "protocol: tpc", 1)); control.Status(err) != http.StatusUnprocessableEntity {
 		t.Errorf("a bad card: %v", err)
 	}

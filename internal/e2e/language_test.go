@@ -49,7 +49,7 @@ func TestASuggestionOpensNothingUntilItIsApplied(t *testing.T) {
 	if r := box.Tagout("policy", "explain", "--kid", kid, "api.vendor.test:443"); r.Code != 3 {
 		t.Errorf("explained before: %+v", r)
 	}
-	box.Must("policy", "set", kid, "--card", file, "--by", practice.Authority, "--reason", "reviewed")
+	box.Must("policy", "set", kid, "--card", file, "--key", box.KeyFile(practice.Authority), "--reason", "reviewed")
 	if !found() {
 		t.Error("the applied suggestion opened nothing")
 	}

@@ -270,7 +270,7 @@ func (s *stopCases) policyTightened() {
 	if err := os.WriteFile(file, []byte(tight), 0o600); err != nil {
 		s.t.Fatal(err)
 	}
-	s.box.Must("policy", "set", kid.Name, "--card", file, "--by", practice.Authority, "--reason", "test")
+	s.box.Must("policy", "set", kid.Name, "--card", file, "--key", s.box.KeyFile(practice.Authority), "--reason", "test")
 	before := r.arrived(conn)
 	s.until("both sockets are gone", func() error {
 		if n := s.sockets(kid); n != 0 {

@@ -32,7 +32,8 @@
 //	               POST   /v1/kids/{kid}/hold      -> stream: one line once it is held, then until either side ends
 //	               POST   /v1/kids/{kid}/exec      ExecRequest -> stream of ExecFrame, one JSON a line
 //	               PUT    /v1/kids/{kid}/policy    PolicyRequest -> PolicyReply; an unreadable card changes nothing
-//	               POST   /v1/kids/{kid}/grants    GrantRequest -> Grant
+//	               POST   /v1/order                SignedOrder -> OrderReply
+//	               POST   /v1/kids/{kid}/grants    GrantRequest -> Grant; 403 where a person with a key could sign it
 //	               GET    /v1/kids/{kid}/grants    []Grant, those that hold
 //	               DELETE /v1/kids/{kid}/grants/{id}?by=…&reason=…  cuts what lived on it; idempotent
 //	               POST   /v1/proof                ProofKid, which lives until the connection ends; uid 0 and killswitchd
@@ -101,7 +102,9 @@ type Grant struct {
 	By       string    `json:"by"`
 	Reason   string    `json:"reason"`
 	Placed   time.Time `json:"placed"`
-	Expires  time.Time `json:"expires"` // wall clock, for people; the deadline itself follows the boot clock
+	Expires  time.Time `json:"expires"`         // wall clock, for people; the deadline itself follows the boot clock
+	Order    string    `json:"order,omitempty"` // the signed order that placed it; "": nobody signed
+	Key      string    `json:"key,omitempty"`   // id of the key that signed it
 }
 
 // NameQuery asks which name a virtual address stands for in a session.
@@ -238,7 +241,15 @@ type ReleaseRequest struct {
 
 // SignedOrder carries an order as package authority signs it.
 type SignedOrder struct {
-	Note string `json:"note"`
+	Note     string `json:"note"`
+	Card     string `json:"card,omitempty"`      // of a policy: the card's text, whose hash was signed
+	CardFile string `json:"card_file,omitempty"` // only for messages
+}
+
+// OrderReply is what sandboxd made of a signed order; empty: the grant is gone.
+type OrderReply struct {
+	Grant  *Grant       `json:"grant,omitempty"`
+	Policy *PolicyReply `json:"policy,omitempty"`
 }
 
 // KillStatus is killswitchd's view of itself.

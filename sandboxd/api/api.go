@@ -15,6 +15,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
+	"tagout/internal/authority"
 	"tagout/internal/control"
 	"tagout/internal/reason"
 	"tagout/internal/wire"
@@ -35,8 +36,8 @@ type Kids interface {
 	List(ctx context.Context) []wire.Kid
 	ChangePolicy(ctx context.Context, name string, c kids.EgressChange) (wire.PolicyReply, error)
 	PolicyRefused(name, actor, by string, why error)
-	Grant(ctx context.Context, name, actor string, r wire.GrantRequest) (wire.Grant, error)
-	Ungrant(ctx context.Context, name, id, actor, by, why string) error
+	Grant(ctx context.Context, name, actor string, r wire.GrantRequest, sig kids.Signature) (wire.Grant, error)
+	Ungrant(ctx context.Context, name, id, actor, by, why string, sig kids.Signature) error
 	Grants(name string) ([]wire.Grant, error)
 }
 
@@ -51,10 +52,18 @@ type Config struct {
 	Kids       Kids
 	Plan       Planner
 	PlanEgress EgressPlanner
-	MayGrant   func(name string) error // nil, or who may
-	Keys       *once.Store             // nil: Idempotency-Key is not looked at, for tests
+	Orders     Orders
+	Keys       *once.Store // nil: Idempotency-Key is not looked at, for tests
 	Log        *slog.Logger
 	Ending     <-chan struct{} // closed when sandboxd ends
+}
+
+// Orders judges who may change what a kid can reach. Errors are an *authority.Refusal, and on record.
+type Orders interface {
+	// Accept judges a signed order and marks it as used, on disk, before it returns nil.
+	Accept(note []byte, peer string) (authority.Signed, error)
+	// Unsigned says whether the named person may open something without a signature.
+	Unsigned(by, kid, peer string) error
 }
 
 // server is what the handlers share.
@@ -63,7 +72,7 @@ type server struct {
 	kids       Kids
 	plan       Planner
 	planEgress EgressPlanner
-	mayGrant   func(name string) error
+	orders     Orders
 	keys       *once.Store
 	log        *slog.Logger
 	ending     <-chan struct{}
@@ -79,12 +88,13 @@ type API struct {
 func New(cfg Config) *API {
 	mux := http.NewServeMux()
 	s := &server{
-		api: humago.New(mux, config()), kids: cfg.Kids, plan: cfg.Plan, planEgress: cfg.PlanEgress, mayGrant: cfg.MayGrant,
+		api: humago.New(mux, config()), kids: cfg.Kids, plan: cfg.Plan, planEgress: cfg.PlanEgress, orders: cfg.Orders,
 		keys: cfg.Keys, log: cfg.Log, ending: cfg.Ending,
 	}
 	s.kidRoutes()
 	s.lifeRoutes()
 	s.policyRoutes()
+	s.orderRoutes()
 	s.documentRoute()
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		control.Refuse(w, http.StatusNotFound, reason.Malformed, "there is no route "+r.Method+" "+r.URL.Path+": GET /v1/openapi.json lists those that there are")

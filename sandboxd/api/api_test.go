@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"tagout/internal/authority"
 	"tagout/internal/control"
 	"tagout/internal/reason"
 	"tagout/internal/testroot"
@@ -45,15 +46,27 @@ func (f fakeKids) Get(ctx context.Context, name string) (wire.Kid, error) { retu
 func (f fakeKids) ChangePolicy(_ context.Context, name string, c kids.EgressChange) (wire.PolicyReply, error) {
 	return f.change(name, c)
 }
-func (f fakeKids) Grant(_ context.Context, name, actor string, r wire.GrantRequest) (wire.Grant, error) {
+func (f fakeKids) Grant(_ context.Context, name, actor string, r wire.GrantRequest, _ kids.Signature) (wire.Grant, error) {
 	return f.grant(name, actor, r)
 }
-func (f fakeKids) Ungrant(_ context.Context, name, id, actor, by, why string) error {
+func (f fakeKids) Ungrant(_ context.Context, name, id, actor, by, why string, _ kids.Signature) error {
 	return f.ungrant(name, id, actor, by, why)
 }
 func (f fakeKids) PolicyRefused(name, _, by string, _ error) { f.refused(name, by) }
 func (f fakeKids) Grants(string) ([]wire.Grant, error)       { return []wire.Grant{}, nil }
 func (f fakeKids) List(ctx context.Context) []wire.Kid       { return f.list(ctx) }
+
+// onlyAda are Orders of a box without keys.
+type onlyAda struct{}
+
+func (onlyAda) Unsigned(by, _, _ string) error {
+	if by != "ada" {
+		return &authority.Refusal{Code: reason.OrderRole, Text: "ada may"}
+	}
+	return nil
+}
+
+func (onlyAda) Accept([]byte, string) (authority.Signed, error) { panic("an unexpected order") }
 
 // serve serves k on a unix socket and returns a client for it.
 func serve(t *testing.T, k Kids, plan Planner) *control.Client {
@@ -70,12 +83,7 @@ func serve(t *testing.T, k Kids, plan Planner) *control.Client {
 			return kids.EgressChange{}, errors.New("card:1:1: nothing in it")
 		}
 		return kids.EgressChange{Card: r.Card}, nil
-	}, MayGrant: func(name string) error {
-		if name != "ada" {
-			return errors.New("ada may")
-		}
-		return nil
-	}}))
+	}, Orders: onlyAda{}}))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- control.Serve(ctx, l, mux, time.Second) }()

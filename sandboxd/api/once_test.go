@@ -128,7 +128,7 @@ func TestRoles(t *testing.T) {
 			return wire.Grant{}, nil
 		},
 	}
-	api := New(Config{Kids: k, MayGrant: func(string) error { return nil }})
+	api := New(Config{Kids: k, Orders: onlyAda{}})
 	const grant = `{"host":"h","port":1,"for_ns":1,"by":"ada","reason":"r"}`
 	for _, c := range []struct {
 		caller               Caller

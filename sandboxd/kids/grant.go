@@ -33,13 +33,26 @@ func (g grant) record(event, actor, detail string) audit.Record {
 		Fields: map[string]string{"grant": g.ID, "by": g.By, "expires": g.Expires.Format(time.RFC3339)}}
 }
 
+// Signature is what vouches for whoever changes a kid's egress. The zero value: nobody signed.
+type Signature struct{ Order, Key, Note string }
+
+// into says in a record what vouches for it: the signed order as it came, or the uid that the kernel saw.
+func (s Signature) into(fields map[string]string, actor string) {
+	if s.Order == "" {
+		fields["unsigned"] = actor
+		return
+	}
+	fields["order"], fields["key"], fields["note"] = s.Order, s.Key, s.Note
+}
+
 // Grant adds an exception to a living kid's policy. It is refused where a deny rule matches, where the host is
 // not a name, and where the policy allows the same already.
-func (m *Manager) Grant(ctx context.Context, name, actor string, r wire.GrantRequest) (wire.Grant, error) {
+func (m *Manager) Grant(ctx context.Context, name, actor string, r wire.GrantRequest, sig Signature) (wire.Grant, error) {
 	g, err := newGrant(r)
 	if err != nil {
 		return wire.Grant{}, err
 	}
+	g.Order, g.Key = sig.Order, sig.Key
 	err = m.withRunning(ctx, name, func(k *kid) error {
 		if err := grantable(m.egress(k), g); err != nil {
 			return err
@@ -54,6 +67,7 @@ func (m *Manager) Grant(ctx context.Context, name, actor string, r wire.GrantReq
 		}
 		rec := g.record(audit.EventGrantPlaced, actor, g.Reason)
 		rec.Generation = k.rec.Session.Generation
+		sig.into(rec.Fields, actor)
 		m.log(k, rec)
 		return err
 	})
@@ -109,7 +123,7 @@ func grantable(spec policy.Spec, g grant) error {
 }
 
 // Ungrant takes an exception back and cuts what lived on it. One that is not there is no error.
-func (m *Manager) Ungrant(ctx context.Context, name, id, actor, by, why string) error {
+func (m *Manager) Ungrant(ctx context.Context, name, id, actor, by, why string, sig Signature) error {
 	if by == "" || why == "" {
 		return refuse(Invalid, reason.Malformed, "taking grant %s back: say who and why with --by and --reason", id)
 	}
@@ -128,6 +142,7 @@ func (m *Manager) Ungrant(ctx context.Context, name, id, actor, by, why string) 
 	_, err := m.applyEgress(ctx, k)
 	rec := g.record(audit.EventGrantEnded, actor, why)
 	rec.Fields["ended_by"], rec.Generation = by, k.rec.Session.Generation
+	sig.into(rec.Fields, actor)
 	m.log(k, rec)
 	return err
 }

@@ -27,6 +27,7 @@ type EgressChange struct {
 	By       string
 	Reason   string
 	Actor    string
+	Signed   Signature
 }
 
 // ChangePolicy replaces the card's part of a living kid's egress policy; grants stay. The change counts once
@@ -45,8 +46,10 @@ func (m *Manager) ChangePolicy(ctx context.Context, name string, c EgressChange)
 			k.rec.Plan.Egress = before
 			return err
 		}
-		m.log(k, audit.Record{Event: audit.EventPolicyChanged, Actor: c.Actor, Outcome: audit.OutcomeOK, Generation: k.rec.Session.Generation,
-			Detail: c.Reason, Fields: map[string]string{"by": c.By, "card_hash": c.CardHash, "cut": fmt.Sprint(cut)}})
+		rec := audit.Record{Event: audit.EventPolicyChanged, Actor: c.Actor, Outcome: audit.OutcomeOK, Generation: k.rec.Session.Generation,
+			Detail: c.Reason, Fields: map[string]string{"by": c.By, "card_hash": c.CardHash, "cut": fmt.Sprint(cut)}}
+		c.Signed.into(rec.Fields, c.Actor)
+		m.log(k, rec)
 		err = errors.Join(err, m.saveCard(name, c.CardText))
 		reply = wire.PolicyReply{Generation: k.rec.Session.Generation, Cut: cut}
 		return err

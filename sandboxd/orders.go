@@ -1,0 +1,137 @@
+package sandboxd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"tagout/internal/audit"
+	"tagout/internal/authority"
+	"tagout/internal/config"
+	"tagout/internal/instance"
+	"tagout/internal/reason"
+)
+
+// orders judges who may change what a kid can reach (api.Orders). Where people of the authority list have keys for the
+// role grant, opening takes one of their signatures; where nobody has one, the name of somebody with the role does, as
+// root typed it.
+type orders struct {
+	people []config.Authority
+	list   interface {
+		List() (authority.List, error)
+	}
+	used interface {
+		Take(o authority.Order, now time.Time) error
+		Keep(id string) error
+		Tidy(now time.Time)
+	}
+	audit Recorder
+	log   *slog.Logger
+}
+
+func newOrders(cfg Config) *orders {
+	dir := filepath.Join(cfg.Inst.StateDir(), instance.Sandboxd, "orders")
+	used, err := authority.OpenUsed(dir, time.Now())
+	if err != nil {
+		cfg.Log.Error("reading which orders were used: signed orders are refused", "error", err)
+	}
+	return &orders{people: cfg.Authorities, list: authority.NewBook(cfg.Inst.AuthorityFile(), 0), used: used, audit: cfg.Audit, log: cfg.Log}
+}
+
+// changes are the actions that sandboxd carries out.
+var changes = []string{authority.ActionGrant, authority.ActionUngrant, authority.ActionPolicy}
+
+// Accept implements api.Orders. That the order was used is on disk before anything is done, so that no restart makes it
+// good again; the disk may take its time, for nothing is stopped here.
+func (o *orders) Accept(note []byte, peer string) (authority.Signed, error) {
+	now := time.Now()
+	list, err := o.list.List()
+	if err != nil {
+		return authority.Signed{}, o.refuse(authority.Signed{}, peer, err)
+	}
+	s, err := list.Verify(note, now)
+	if err == nil && !slices.Contains(changes, s.Action) {
+		err = &authority.Refusal{Code: reason.OrderInvalid, Text: fmt.Sprintf("sandboxd carries out no %s: bring it to killswitchd (`tagout order` does)", s.Action)}
+	}
+	if err == nil {
+		err = o.used.Take(s.Order, now)
+	}
+	if err == nil {
+		if keepErr := o.used.Keep(s.ID); keepErr != nil {
+			err = &authority.Refusal{Code: reason.OrderNotKept, Text: fmt.Sprintf("the order is not carried out, because it could be used again: %v: make room, then sign a new one", keepErr)}
+		}
+	}
+	if err != nil {
+		return authority.Signed{}, o.refuse(s, peer, err)
+	}
+	return s, nil
+}
+
+// Unsigned implements api.Orders. A list that cannot be read may hold keys: then nothing is opened.
+func (o *orders) Unsigned(by, kid, peer string) error {
+	now := time.Now()
+	asked := authority.Signed{Order: authority.Order{By: by, Kid: kid}}
+	list, err := o.list.List()
+	if err != nil {
+		return o.refuse(asked, peer, err)
+	}
+	if signers := list.Signers(authority.RoleGrant, now); len(signers) > 0 {
+		return o.refuse(asked, peer, &authority.Refusal{Code: reason.OrderUnsigned,
+			Text: "opening something for a kid takes a signature on this box, and this has none: give --key FILE; " + strings.Join(signers, ", ") + " may"})
+	}
+	var names []string
+	for _, p := range o.people {
+		if p.May(config.RoleGrant, now) {
+			names = append(names, p.Name)
+		}
+	}
+	switch {
+	case slices.Contains(names, by):
+		return nil
+	case len(names) == 0:
+		return o.refuse(asked, peer, &authority.Refusal{Code: reason.OrderRole,
+			Text: "nobody may grant on this box: give somebody the role grant under authorities in its configuration"})
+	}
+	return o.refuse(asked, peer, &authority.Refusal{Code: reason.OrderRole,
+		Text: fmt.Sprintf("%q may not grant on this box: %s may", by, strings.Join(names, ", "))})
+}
+
+// refuse records a refusal and returns it.
+func (o *orders) refuse(s authority.Signed, peer string, err error) error {
+	no := &authority.Refusal{Code: reason.OrderInvalid, Text: err.Error()}
+	errors.As(err, &no)
+	rec := audit.Record{
+		Event: audit.EventOrderRefused, Outcome: audit.OutcomeDeny, Reason: no.Code, Kid: s.Kid, Actor: s.By, Detail: no.Text,
+		Fields: map[string]string{"peer": peer},
+	}
+	for k, v := range map[string]string{"order": s.ID, "action": s.Action, "key": s.Key} {
+		if v != "" {
+			rec.Fields[k] = v
+		}
+	}
+	o.audit.Log(rec)
+	o.log.Warn("an order was refused", "by", s.By, "peer", peer, "reason", no.Code, "why", no.Text)
+	return no
+}
+
+// tidyEvery is how often what is long over is forgotten.
+const tidyEvery = time.Minute
+
+// Run forgets orders that are long over, until ctx ends.
+func (o *orders) Run(ctx context.Context) {
+	tick := time.NewTicker(tidyEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			o.used.Tidy(time.Now())
+		case <-ctx.Done():
+			return
+		}
+	}
+}
