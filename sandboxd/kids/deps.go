@@ -82,6 +82,8 @@ type Runtime interface {
 	Delete(ctx context.Context, id string) error
 	State(ctx context.Context, id string) (runtime.State, error)
 	List() ([]string, error)
+	// Parked is the pid of kid-init's child that waits for the next command, 0 where there is none.
+	Parked(id string) int
 	// Reap clears away what commands that did not start left behind.
 	Reap()
 }

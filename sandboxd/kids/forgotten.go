@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"sync"
 	"time"
 
@@ -144,13 +145,14 @@ func (m *Manager) lookAround() {
 	}
 }
 
-// busy says whether anything but kid-init is in the kid.
+// busy says whether anything but kid-init is in the kid, and its child that waits for a command.
 func (m *Manager) busy(k *kid) (bool, error) {
 	pids, err := cgroup.Procs(m.cfg.Cgroups.V2(m.cgroupRel(k.name)))
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil // it has just gone
 	}
-	return len(pids) > 1, err
+	parked := m.cfg.Runtime.Parked(k.name)
+	return slices.ContainsFunc(pids, func(pid int) bool { return pid != k.pid && pid != parked }), err
 }
 
 // saveUse notes when the kid was used last, for a successor.

@@ -170,3 +170,17 @@ func (m *master) prepare() {
 		}
 	}()
 }
+
+// Parked is the pid on the host of the child that waits for the container's next command, 0 where there is none.
+func (r *Runc) Parked(id string) int {
+	m := r.master(id)
+	if m == nil {
+		return 0
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.parked == nil {
+		return 0
+	}
+	return m.parked.pid
+}
