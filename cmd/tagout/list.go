@@ -15,27 +15,29 @@ import (
 func (a *app) listCommand() *cobra.Command {
 	var all bool
 	cmd := &cobra.Command{
-		Use: "list", Aliases: []string{"ls"}, Short: "List the living kids", Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			kids := []wire.Kid{}
-			route := "/v1/kids"
-			if all {
-				route += "?all=1"
-			}
-			if err := a.call(cmd, instance.Sandboxd, http.MethodGet, route, nil, &kids); err != nil {
-				return err
-			}
-			if a.json {
-				return a.printJSON(kids)
-			}
-			w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
-			fmt.Fprintln(w, "KID\tSTATE\tCARD\tADDRESS\tAGE\tPURPOSE")
-			for _, k := range kids {
-				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", k.Name, k.State, k.Card, k.Addr, time.Since(k.Created).Round(time.Second), k.Purpose)
-			}
-			return w.Flush()
-		},
+		Use: "list", Short: "List the living kids", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.list(cmd, all) },
 	}
 	cmd.Flags().BoolVar(&all, "all", false, "list also the kids with which killswitchd proves its stop layers")
 	return cmd
+}
+
+func (a *app) list(cmd *cobra.Command, all bool) error {
+	kids := []wire.Kid{}
+	route := "/v1/kids"
+	if all {
+		route += "?all=1"
+	}
+	if err := a.call(cmd, instance.Sandboxd, http.MethodGet, route, nil, &kids); err != nil {
+		return err
+	}
+	if a.json {
+		return a.printJSON(kids)
+	}
+	w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "KID\tSTATE\tCARD\tADDRESS\tAGE\tPURPOSE")
+	for _, k := range kids {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", k.Name, k.State, k.Card, k.Addr, time.Since(k.Created).Round(time.Second), k.Purpose)
+	}
+	return w.Flush()
 }

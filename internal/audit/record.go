@@ -25,6 +25,9 @@ const (
 	EventKidResumed     = "kid.resumed"
 	EventExecStarted    = "exec.started"
 	EventExecEnded      = "exec.ended"
+	EventFileRead       = "file.read"
+	EventFileWritten    = "file.written"
+	EventFilesListed    = "files.listed"
 	EventPolicyLoaded   = "policy.loaded"
 	EventPolicyChanged  = "policy.changed" // a living kid's policy, by somebody's word
 	EventGrantPlaced    = "grant.placed"

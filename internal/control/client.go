@@ -152,6 +152,11 @@ func (c *Client) Each(ctx context.Context, method, route string, in any, fn func
 	}
 }
 
+// Do sends body, which may be nil, and returns the answer; the caller closes its body. A refusal is an *Error.
+func (c *Client) Do(ctx context.Context, method, route string, body io.Reader, kind string) (*http.Response, error) {
+	return c.do(ctx, method, route, body, kind)
+}
+
 // CloseIdle closes connections that are kept open for the next call.
 func (c *Client) CloseIdle() { c.http.CloseIdleConnections() }
 

@@ -68,7 +68,7 @@ func Listen(path string, gid int) (net.Listener, error) {
 // returns nil. Any other end is an error.
 func Serve(ctx context.Context, l net.Listener, handler http.Handler, grace time.Duration) error {
 	srv := &http.Server{
-		Handler:           http.MaxBytesHandler(handler, MaxBody),
+		Handler:           Bounded(handler),
 		ReadHeaderTimeout: 5 * time.Second,
 		IdleTimeout:       time.Minute,
 		ConnContext:       withPeer,
@@ -87,6 +87,25 @@ func Serve(ctx context.Context, l net.Listener, handler http.Handler, grace time
 		return srv.Close()
 	}
 	return nil
+}
+
+type wholeKey struct{}
+
+// Bounded lets h read MaxBody bytes of a request's body.
+func Bounded(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		whole := r.WithContext(context.WithValue(r.Context(), wholeKey{}, r.Body))
+		whole.Body = http.MaxBytesReader(w, r.Body, MaxBody)
+		h.ServeHTTP(w, whole)
+	})
+}
+
+// WholeBody is the request's body without the bound, for handlers that have one of their own.
+func WholeBody(r *http.Request) io.Reader {
+	if body, ok := r.Context().Value(wholeKey{}).(io.Reader); ok {
+		return body
+	}
+	return r.Body
 }
 
 func withPeer(ctx context.Context, c net.Conn) context.Context {

@@ -1,11 +1,19 @@
 package e2e
 
 import (
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"fmt"
 	"net/http"
+	"os"
+	"strings"
 	"testing"
 
+	"tagout/internal/audit"
 	"tagout/internal/control"
 	"tagout/internal/instance"
+	"tagout/internal/reason"
 	"tagout/internal/wire"
 )
 
@@ -44,4 +52,51 @@ func TestALostAnswerIsAskedForAgain(t *testing.T) {
 	if err := box.Client(instance.Sandboxd).Call(t.Context(), http.MethodGet, "/v1/kids", nil, &kids); err != nil || len(kids) != 2 {
 		t.Errorf("%d kids, want 2: %v", len(kids), err)
 	}
+}
+
+// TestFilesGoInAndOut by the CLI, whole directories too, and nothing that a kid makes of them leads out (K06, K07).
+func TestFilesGoInAndOut(t *testing.T) {
+	t.Parallel()
+	box := start(t)
+	kid := box.Spawn(bareCard, nil).Name
+	dir := t.TempDir()
+	big := bytes.Repeat([]byte("0123456789abcdef"), 512<<10) // 8 MiB, more than a request with JSON may have
+	if err := errors.Join(os.MkdirAll(dir+"/in/sub", 0o755), os.WriteFile(dir+"/in/sub/big", big, 0o750), os.WriteFile(dir+"/in/small", []byte("s\xff"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	box.Must("put", dir+"/in", kid+":/workspace/tree")
+	box.Must("put", dir+"/in/small", kid+":/tmp/small")
+	sum := fmt.Sprintf("%x", sha256.Sum256(big))
+	if out := box.Sh(kid, "sha256sum < /workspace/tree/sub/big; stat -c %a /workspace/tree/sub/big; cat /tmp/small"); out.Stdout != sum+"  -\n750\ns\xff" {
+		t.Fatalf("the kid sees %q %q", out.Stdout, out.Stderr)
+	}
+	box.Must("get", "--dir", kid+":/workspace/tree", dir+"/out")
+	if raw, err := os.ReadFile(dir + "/out/sub/big"); err != nil || !bytes.Equal(raw, big) {
+		t.Errorf("%d bytes came back, %v", len(raw), err)
+	}
+	if out := box.Must("get", kid+":/tmp/small", "-"); out != "s\xff" {
+		t.Errorf("got %q", out)
+	}
+	box.Sh(kid, "cd /workspace/tree; ln -s / root; truncate -s 5G /workspace/sparse; printf x > '/workspace/\x1b[2J'")
+	for args, want := range map[string]string{
+		"get " + kid + ":/workspace/tree/root/etc/passwd -":               "link",
+		"get " + kid + ":/workspace/sparse -":                             "holds",
+		"get " + kid + ":/etc/passwd -":                                   "not below",
+		"get --dir " + kid + ":/workspace/tree " + dir + "/refused":       "leave them out",
+		"put " + dir + "/in/small " + kid + ":/workspace/tree/root/tmp/x": "link",
+	} {
+		if r := box.Tagout(strings.Fields(args)...); r.Code != 2 || !strings.Contains(r.Stderr, want) || r.Stdout != "" {
+			t.Errorf("tagout %s: %d %q %q", args, r.Code, r.Stdout, r.Stderr)
+		}
+	}
+	if _, err := os.Stat(dir + "/refused"); err == nil {
+		t.Error("a refused directory was made")
+	}
+	box.Must("get", "--dir", "--skip-special", kid+":/workspace/tree", dir+"/rest")
+	if list := box.Must("ls", kid); !strings.Contains(list, "sparse") || strings.Contains(list, "\x1b") {
+		t.Errorf("ls: %q", list)
+	}
+	box.WaitRecord("a refused read", func(r *audit.Record) bool {
+		return r.Event == audit.EventFileRead && r.Reason == reason.PathRefused && r.Kid == kid && r.Actor == "uid:0"
+	})
 }

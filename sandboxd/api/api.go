@@ -32,6 +32,7 @@ type Kids interface {
 	Exec(ctx context.Context, name, actor string, r wire.ExecRequest, send func(wire.ExecFrame) error) error
 	Destroy(ctx context.Context, name, actor, why string) error
 	Lives
+	Files
 	Get(ctx context.Context, name string) (wire.Kid, error)
 	List(ctx context.Context) []wire.Kid
 	ChangePolicy(ctx context.Context, name string, c kids.EgressChange) (wire.PolicyReply, error)
@@ -93,6 +94,7 @@ func New(cfg Config) *API {
 	}
 	s.kidRoutes()
 	s.lifeRoutes()
+	s.fileRoutes()
 	s.policyRoutes()
 	s.orderRoutes()
 	s.documentRoute()

@@ -21,6 +21,7 @@ import (
 )
 
 type fakeKids struct {
+	Files
 	Lives   // nil: panics on an unexpected call
 	spawn   func(ctx context.Context, r kids.Request) (wire.Kid, error)
 	exec    func(ctx context.Context, name, actor string, r wire.ExecRequest, send func(wire.ExecFrame) error) error

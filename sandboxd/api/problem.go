@@ -51,6 +51,7 @@ var statuses = map[kids.Kind]int{
 	kids.Tagged:      http.StatusLocked,
 	kids.Unavailable: http.StatusServiceUnavailable,
 	kids.Capacity:    http.StatusInsufficientStorage,
+	kids.TooLarge:    http.StatusRequestEntityTooLarge,
 }
 
 // refused turns a refusal of the manager into a problem.

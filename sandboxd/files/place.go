@@ -128,12 +128,15 @@ func (p placer) dirs(rel string) error {
 	return errors.Join(dir.Chown(p.owner.UID, p.owner.GID), dir.Chmod(0o755), dir.Close())
 }
 
+// openTries is how often a path is resolved anew that was moved meanwhile, or that somebody holds a lease on.
+const openTries = 64
+
 // open opens rel below root; resolve says how strictly (openat2(2)).
 func open(root *os.File, rel string, flags int, perm, resolve uint64) (*os.File, error) {
 	how := &unix.OpenHow{Flags: uint64(flags) | unix.O_CLOEXEC, Mode: perm, Resolve: resolve} // flags are not negative
-	for {
+	for tries := 0; ; tries++ {
 		fd, err := unix.Openat2(int(root.Fd()), rel, how)
-		if errors.Is(err, unix.EINTR) || errors.Is(err, unix.EAGAIN) {
+		if errors.Is(err, unix.EINTR) || errors.Is(err, unix.EAGAIN) && tries < openTries {
 			continue
 		}
 		if err != nil {

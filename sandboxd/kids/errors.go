@@ -19,6 +19,7 @@ const (
 	Tagged                  // a tag hangs on the kid, its card or the box
 	Unavailable             // a daemon that must agree does not answer
 	Capacity                // a limit of the box is reached
+	TooLarge                // more than is carried at once
 )
 
 // Error is a refusal with its kind. Its text says what to do.

@@ -37,6 +37,7 @@ type kid struct {
 	// Guarded by Manager.mu.
 	state      lifecycle.State
 	lingering  []*runtime.Running
+	carries    int // uses of its files that are under way
 	time       life
 	unfinished bool // its teardown failed, and Run goes on with it
 	unpushed   bool // some enforcement point has not taken the session document yet

@@ -57,6 +57,8 @@ type Manager struct {
 	last int             // index given out last; guarded by mu
 	seq  *sequence       // guarded by mu
 
+	carries int // uses of kids' files that are under way; guarded by mu
+
 	proofs int // names of proofs' kids given out; guarded by mu
 
 	// For tests only.

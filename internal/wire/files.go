@@ -1,0 +1,29 @@
+package wire
+
+import "time"
+
+// File is one entry of a directory in a kid.
+type File struct {
+	Name     string    `json:"name"`
+	Kind     FileKind  `json:"kind"`
+	Size     int64     `json:"size"`
+	Mode     string    `json:"mode"` // permission bits, octal
+	Modified time.Time `json:"modified"`
+}
+
+// FileKind says what an entry is. A link is never followed.
+type FileKind string
+
+// Kinds. Only files and directories are carried in and out.
+const (
+	KindFile      FileKind = "file"
+	KindDirectory FileKind = "directory"
+	KindLink      FileKind = "link"
+	KindOther     FileKind = "other" // a FIFO, socket or device
+)
+
+// Carried is what was put into a kid.
+type Carried struct {
+	Bytes int64 `json:"bytes"`
+	Files int   `json:"files"` // and directories
+}
