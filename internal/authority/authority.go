@@ -96,6 +96,16 @@ type Signed struct {
 // Verify reads a signed order and judges everything about it that needs no memory. now is the wall clock. An error
 // is a *Refusal; what could be read of the order is returned with it where the signature was good.
 func (l List) Verify(raw []byte, now time.Time) (Signed, error) {
+	return verifier{open: note.Open, checks: checks}.verify(l, raw, now)
+}
+
+// verifier is what Verify is made of. Tests leave a part out, to see that nothing else does its work.
+type verifier struct {
+	open   func(raw []byte, known note.Verifiers) (*note.Note, error)
+	checks []check
+}
+
+func (v verifier) verify(l List, raw []byte, now time.Time) (Signed, error) {
 	if len(raw) > MaxNote {
 		return Signed{}, refuse(reason.OrderInvalid, "the order is longer than %d bytes", MaxNote)
 	}
@@ -103,7 +113,7 @@ func (l List) Verify(raw []byte, now time.Time) (Signed, error) {
 	if err != nil {
 		return Signed{}, err
 	}
-	n, err := note.Open(raw, known)
+	n, err := v.open(raw, known)
 	if err != nil {
 		no := explain(err)
 		if no.Code == reason.OrderKey { // what the order asks for cannot be believed, so all who could give one are named
@@ -118,32 +128,75 @@ func (l List) Verify(raw []byte, now time.Time) (Signed, error) {
 	if err != nil {
 		return Signed{}, err
 	}
-	id := SignatureID(n.Sigs[0])
-	s := Signed{Order: o, Key: id, Note: string(raw)}
-	return s, l.judge(s, now)
+	s := Signed{Order: o, Key: SignatureID(n.Sigs[0]), Note: string(raw)}
+	p, _ := l.Find(s.By) // nobody holds no key: the first check says so
+	for _, c := range v.checks {
+		if no := c.refuses(l, p, s, now); no != nil {
+			return s, no
+		}
+	}
+	return s, nil
 }
 
-// judge says whether the signer may give this order here and now.
-func (l List) judge(s Signed, now time.Time) error {
+// check is one part of the judgement whether the named person may give an order here and now. Its signature is good.
+type check struct {
+	name    string
+	refuses func(l List, p Person, s Signed, now time.Time) *Refusal // nil: it does not
+}
+
+var checks = []check{
+	{"owner", notTheOwner}, {"box", anotherBox}, {"future", fromTheFuture}, {"life", livesTooLong}, {"expiry", expired},
+	{"role", withoutTheRole}, {"end", personEnded},
+}
+
+func notTheOwner(l List, p Person, s Signed, _ time.Time) *Refusal {
+	if p.Key != "" && KeyID(p.Key) == s.Key {
+		return nil
+	}
 	i := slices.IndexFunc(l.People, func(p Person) bool { return KeyID(p.Key) == s.Key })
 	if i < 0 {
 		return refuse(reason.OrderKey, "no listed person has the key %s", s.Key)
 	}
-	p := l.People[i]
-	switch {
-	case p.Name != s.By:
-		return refuse(reason.OrderKey, "the order says that %s gives it, and %s signed it", s.By, p.Name)
-	case l.Box == "" || s.Box != l.Box:
+	return refuse(reason.OrderKey, "the order says that %s gives it, and %s signed it", s.By, l.People[i].Name)
+}
+
+func anotherBox(l List, _ Person, s Signed, _ time.Time) *Refusal {
+	if l.Box == "" || s.Box != l.Box {
 		return refuse(reason.OrderBox, "the order is for another box: this one is %s", l.Box)
-	case s.Issued.After(now.Add(Skew)):
+	}
+	return nil
+}
+
+func fromTheFuture(_ List, _ Person, s Signed, now time.Time) *Refusal {
+	if s.Issued.After(now.Add(Skew)) {
 		return refuse(reason.OrderExpired, "the order was issued %v in the future: compare the clocks of both machines", s.Issued.Sub(now).Round(time.Second))
-	case !s.Expires.After(s.Issued) || s.Expires.Sub(s.Issued) > MaxLife:
+	}
+	return nil
+}
+
+func livesTooLong(_ List, _ Person, s Signed, _ time.Time) *Refusal {
+	if !s.Expires.After(s.Issued) || s.Expires.Sub(s.Issued) > MaxLife {
 		return refuse(reason.OrderExpired, "an order is good for at most %v: sign one that ends earlier", MaxLife)
-	case !now.Before(s.Expires):
+	}
+	return nil
+}
+
+func expired(_ List, _ Person, s Signed, now time.Time) *Refusal {
+	if !now.Before(s.Expires) {
 		return refuse(reason.OrderExpired, "the order expired at %s, %v ago: sign a new one", s.Expires.Format(time.RFC3339), now.Sub(s.Expires).Round(time.Second))
-	case !slices.Contains(p.Roles, roleOf[s.Action]):
-		return refuse(reason.OrderRole, "%s does not hold the role %s on this box: %s", p.Name, roleOf[s.Action], l.whoMay(roleOf[s.Action], now))
-	case p.ended(now):
+	}
+	return nil
+}
+
+func withoutTheRole(l List, p Person, s Signed, now time.Time) *Refusal {
+	if role := roleOf[s.Action]; !slices.Contains(p.Roles, role) {
+		return refuse(reason.OrderRole, "%s does not hold the role %s on this box: %s", p.Name, role, l.whoMay(role, now))
+	}
+	return nil
+}
+
+func personEnded(l List, p Person, s Signed, now time.Time) *Refusal {
+	if p.ended(now) {
 		return refuse(reason.OrderRole, "%s was an authority until %s: %s", p.Name, p.ValidUntil.UTC().Format(time.RFC3339), l.whoMay(roleOf[s.Action], now))
 	}
 	return nil
