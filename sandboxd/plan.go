@@ -33,7 +33,7 @@ func PlanFromCard(r wire.SpawnRequest) (kids.Plan, error) {
 		return kids.Plan{}, fmt.Errorf("%s: %w", file, err)
 	}
 	return kids.Plan{
-		Card: c.Name, CardHash: c.Hash, CardText: r.Card, Image: c.Image,
+		Card: c.Name, CardHash: c.Hash, CardText: r.Card, Image: c.Image, Network: c.Network,
 		Egress: egress, Ports: compiled.Ports(), Hosts: compiled.ExactHosts(),
 		Inputs: inputs, Workspace: c.Filesystem.Workspace, Tmp: c.Filesystem.Tmp, NoExec: c.Filesystem.NoExec,
 		Secrets: c.Identity.Scope, Env: c.Env, Stop: c.Stop,

@@ -45,8 +45,10 @@ func (k *kernel) Admit(e kids.Entry) error {
 			return err
 		}
 	}
-	if err := k.maps.AttachLink(e.IfIndex); err != nil {
-		return err
+	if e.IfIndex != 0 { // a kid without a network has no link
+		if err := k.maps.AttachLink(e.IfIndex); err != nil {
+			return err
+		}
 	}
 	return k.maps.PutKid(e.CgroupID, e.IfIndex, e.Mark)
 }

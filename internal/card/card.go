@@ -38,6 +38,7 @@ type Card struct {
 	Task       string // one plain sentence
 	Owner      string // whose kid it is, for the budget; stop.authority where the card does not say
 	Image      string
+	Network    string      // session.NetworkNone, or empty: what egress allows
 	Egress     policy.Spec // compiles; rules that expire seem to have done so: EgressAt makes the policy to enforce
 	Expiries   []Expiry    // of Egress.Allow, one each
 	Filesystem Filesystem
@@ -125,6 +126,7 @@ func (c *Card) read(m yamlx.Map, now time.Time) {
 	c.Identity.Scope = readIdentity(m.Get("identity"))
 	c.readEnv(m.Get("env"))
 	c.readEgress(m.Get("egress"), now)
+	c.readNetwork(m.Get("network"))
 	c.Filesystem = readFilesystem(m.Get("filesystem"))
 	c.Limits = readLimits(m.Get("limits"))
 	c.readStop(m.Need("stop"))

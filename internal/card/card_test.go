@@ -342,6 +342,11 @@ var cases = []struct {
 	{"env private key", variant(`env: {KEY: "-----BEGIN OPENSSH PRIVATE KEY-----"}`), "looks like a secret", false},
 	{"env URL with password", variant(`env: {DB: "postgres://user:pass@db.test/x"}`), "looks like a secret", false},
 
+	{"no network", variant(`network: none`), "", false},
+	{"the usual network", variant(`network: outbound-only`), "", false},
+	{"the host's network", variant(`network: host`), "write outbound-only or none", true},
+	{"rules without a network", allowing(`{host: a.test, ports: [443], protocol: tls}`) + "network: none\n", "can reach nothing", true},
+
 	{"pids", variant(`limits: {pids: 7}`), "from 8 to", true},
 	{"many pids", variant(`limits: {pids: 40000}`), "from 8 to", true},
 	{"memory", variant(`limits: {memory: 15MiB}`), "from 16MiB", false},

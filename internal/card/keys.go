@@ -11,6 +11,7 @@ var (
 		{Name: "task", Example: "Fetch the price list and sum it up."},
 		{Name: "owner", Example: "Pricing Team"},
 		{Name: "image", Example: "host"},
+		{Name: "network", Example: "none"},
 		{Name: "egress", Example: "{allow: []}"},
 		{Name: "filesystem", Example: "{workspace: 64MiB}"},
 		{Name: "identity", Example: "{scope: []}"},

@@ -14,6 +14,9 @@ import (
 	"tagout/internal/wire"
 )
 
+// NetworkNone is a session whose kid has no interface at all. Every other one has the link to its gateway.
+const NetworkNone = "none"
+
 // Version is the document version that this build writes and the only one that it reads.
 const Version = 1
 
@@ -33,7 +36,8 @@ type Session struct {
 	Mark       uint32        `json:"mark"`              // SO_MARK of the session's upstream sockets
 	Addr       netip.Addr    `json:"addr"`              // the kid's own address
 	HostAddr   netip.Addr    `json:"host_addr"`         // the other end of its /31
-	Link       string        `json:"link"`              // host-side interface
+	Network    string        `json:"network,omitempty"` // NetworkNone, or empty
+	Link       string        `json:"link"`              // host-side interface; empty where there is no network
 	NetNS      string        `json:"netns"`             // path of the pinned network namespace
 	Cgroup     string        `json:"cgroup"`            // absolute directory of the kid's cgroup in the v2 hierarchy
 	CgroupID   uint64        `json:"cgroup_id"`         // its inode number, which is its id in BPF

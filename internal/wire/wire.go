@@ -306,7 +306,8 @@ type Kid struct {
 	Ends     time.Time                `json:"ends,omitzero"`       // of its lifetime; for people, the boot clock decides
 	Idle     time.Duration            `json:"idle_ns,omitempty"`   // it goes when nothing has run in it for so long
 	Mark     uint32                   `json:"mark"`
-	Addr     netip.Addr               `json:"addr"`
+	Network  string                   `json:"network,omitempty"` // "none": no interface at all
+	Addr     netip.Addr               `json:"addr"`              // empty without a network
 	Cgroup   string                   `json:"cgroup"`
 	Created  time.Time                `json:"created"`
 	Timings  map[string]time.Duration `json:"timings_ns,omitempty"` // stage -> duration

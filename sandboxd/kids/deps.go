@@ -99,6 +99,7 @@ type FileWatch interface {
 type Image interface {
 	Env(dir string) map[string]string
 	// Root makes the root directory of one kid, and may mount something there, which the caller unmounts.
+	// A kid without a network has no address, and is told of no resolver.
 	Root(dir, kid string, addr netip.Addr) ([]runtime.Mount, error)
 }
 

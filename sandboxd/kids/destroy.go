@@ -242,6 +242,9 @@ func (m *Manager) forgetTokens(ctx context.Context, k *kid, down *[]func(context
 }
 
 func (m *Manager) withdrawPolicies(ctx context.Context, k *kid, down *[]func(context.Context) error) error {
+	if !k.networked() {
+		return nil // it never had one
+	}
 	errs := make([]error, 0, len(m.cfg.Points))
 	for _, p := range m.cfg.Points {
 		withdraw := func(ctx context.Context) error {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"sync"
@@ -68,6 +69,9 @@ func newKid(name string, state lifecycle.State) *kid {
 
 // markGone notes that kid-init has ended. Safe to call more than once.
 func (k *kid) markGone() { k.goneOnce.Do(func() { close(k.gone) }) }
+
+// networked says whether the kid has a link.
+func (k *kid) networked() bool { return k.rec.Session.Network != session.NetworkNone }
 
 // entry is what the kernel knows, or should forget, of the kid.
 func (k *kid) entry() Entry {
@@ -143,9 +147,13 @@ func (k *kid) view() wire.Kid {
 	if k.time.end != 0 {
 		ends = s.Created.Add(k.rec.Plan.Lifetime)
 	}
+	addr := s.Addr
+	if !k.networked() {
+		addr = netip.Addr{} // kept free for it, and never used
+	}
 	return wire.Kid{
 		Owner: k.rec.Plan.Owner, Held: k.rec.Held, Ends: ends, Idle: k.rec.Plan.Idle,
 		Name: k.name, Session: s.ID, State: k.state.Now(), Cause: k.state.Cause(), Purpose: s.Purpose, Card: s.Card, Mark: s.Mark,
-		Addr: s.Addr, Cgroup: s.Cgroup, Created: s.Created, Timings: k.rec.Timings, Proof: wire.IsProofKid(k.name),
+		Network: s.Network, Addr: addr, Cgroup: s.Cgroup, Created: s.Created, Timings: k.rec.Timings, Proof: wire.IsProofKid(k.name),
 	}
 }

@@ -19,6 +19,7 @@ type Plan struct {
 	CardHash  string
 	CardText  string `json:"-"` // the card itself, kept beside the record
 	Image     string
+	Network   string `json:",omitempty"` // session.NetworkNone, or empty
 	Egress    policy.Spec
 	Ports     []uint16 // TCP ports of all allow rules
 	Hosts     []string // exact host names of all allow rules

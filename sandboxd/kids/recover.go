@@ -160,7 +160,7 @@ func (m *Manager) adopt(ctx context.Context, name string) (k *kid, why error) {
 	if state.Status != runtime.StatusRunning && state.Status != runtime.StatusPaused {
 		return k, fmt.Errorf("its container is %s", state.Status)
 	}
-	if index, ok, err := network.Index(doc.Link); err != nil || !ok || index != rec.IfIndex {
+	if index, ok, err := network.Index(doc.Link); err != nil || ok != k.networked() || index != rec.IfIndex {
 		return k, errors.Join(errors.New("its network is not the one that was made for it"), err)
 	}
 	paused, err := cgroup.Frozen(doc.Cgroup)

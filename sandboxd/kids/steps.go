@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -92,6 +93,9 @@ func (m *Manager) makeNetwork(ctx context.Context, k *kid) error {
 	if err != nil {
 		return err
 	}
+	if !k.networked() {
+		return m.save(k)
+	}
 	k.rec.IfIndex, err = network.Connect(network.LinkConfig{NetNS: s.NetNS, Name: s.Link, HostAddr: s.HostAddr, KidAddr: s.Addr})
 	if err != nil {
 		return err
@@ -108,6 +112,9 @@ func (m *Manager) admit(_ context.Context, k *kid) error {
 
 // pushPolicy waits until every enforcement point has acknowledged this generation of the policy.
 func (m *Manager) pushPolicy(ctx context.Context, k *kid) error {
+	if !k.networked() {
+		return nil // there is no road that they would have to guard
+	}
 	return m.eachPoint(ctx, func(ctx context.Context, p PolicyPoint) error {
 		ack, err := p.Put(ctx, &k.rec.Session)
 		if err == nil && (ack.Kid != k.name || ack.Generation != k.rec.Session.Generation) {
@@ -181,7 +188,11 @@ func (m *Manager) createContainer(ctx context.Context, k *kid) error {
 	if err != nil {
 		return err
 	}
-	mounts, err := img.Root(m.rootDir(k), k.name, k.rec.Session.Addr)
+	addr := k.rec.Session.Addr
+	if !k.networked() {
+		addr = netip.Addr{}
+	}
+	mounts, err := img.Root(m.rootDir(k), k.name, addr)
 	if err != nil {
 		return err
 	}
