@@ -129,7 +129,7 @@ func (m *Manager) adopt(ctx context.Context, name string) (k *kid, why error) {
 	doc, docErr := m.store.Get(name)
 	rec, err := m.load(name)
 	if err != nil {
-		k.rec.Session = session.Session{Kid: name}
+		k.rec.Session = session.Session{Kid: name, Index: m.indexOf(name)}
 		if docErr == nil {
 			k.rec.Session = *doc
 		}
