@@ -174,6 +174,7 @@ func newManager(cfg Config, watch *filewatch.Watch) (*kids.Manager, error) {
 	stopper, points, credentials := clients(cfg.Inst)
 	return kids.New(kids.Config{
 		Inst: cfg.Inst, Init: cfg.Init, Runtime: runc, Images: map[string]kids.Image{image.HostName: host}, Stored: stored,
+		Writable:    func(userns string, uid int, size int64) kids.Image { return host.WritableFor(userns, uid, size) },
 		SocketWatch: socketWatchPath(cfg.Inst), Cgroups: layout, Kernel: cfg.Kernel, Stopper: stopper, Points: points, Credentials: credentials,
 		Trip: cfg.Trip, Budget: cfg.Budget, Files: watch, Audit: cfg.Audit, Metrics: cfg.Metrics, Log: cfg.Log,
 	})

@@ -54,6 +54,7 @@ type Filesystem struct {
 	Inputs    []Input
 	Workspace int64 // bytes of /workspace
 	Tmp       int64 // bytes of /tmp
+	Root      int64 // bytes that the kid can write elsewhere; 0 but for HostWritable
 	NoExec    bool  // nothing in them can be executed
 }
 
@@ -127,7 +128,7 @@ func (c *Card) read(m yamlx.Map, now time.Time) {
 	c.readEnv(m.Get("env"))
 	c.readEgress(m.Get("egress"), now)
 	c.readNetwork(m.Get("network"))
-	c.Filesystem = readFilesystem(m.Get("filesystem"))
+	c.Filesystem = readFilesystem(m.Get("filesystem"), c.Image)
 	c.Limits = readLimits(m.Get("limits"))
 	c.readStop(m.Need("stop"))
 	c.Owner = c.Stop.Authority
@@ -146,8 +147,8 @@ func (c *Card) readName(v yamlx.Value) {
 
 func (c *Card) readImage(v yamlx.Value) {
 	image, ok := v.Text()
-	if ok && image != HostImage && !NamesImage(image) {
-		v.Refuse("write `image: host`, or the name of an image that `tagout image ls` shows", "%s cannot name an image", yamlx.Quote(image))
+	if ok && image != HostImage && image != HostWritable && !NamesImage(image) {
+		v.Refuse("write `image: host`, `image: host+writable`, or the name of an image that `tagout image ls` shows", "%s cannot name an image", yamlx.Quote(image))
 	}
 	c.Image = image
 }

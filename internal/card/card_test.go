@@ -379,6 +379,8 @@ var cases = []struct {
 	{"other version", variant(`apiVersion: tagout/v2`), "write `tagout/v1` instead", true},
 	{"no image", variant(`image: Alpine`), "cannot name an image", true},
 	{"path of an image", variant(`image: ../x`), "cannot name an image", true},
+	{"writable image", variant("image: host+writable\nfilesystem: {root: 1GiB}"), "", false},
+	{"size of a root that is not writable", variant(`filesystem: {root: 1GiB}`), "with the image \"host\" nothing", false},
 	{"imported image", variant(`image: debian-12.tools`), "", false},
 	{"bad name", variant(`name: Small`), "cannot name a card", true},
 	{"no task", variant(`task: ""`), "blank", true},

@@ -15,6 +15,7 @@ import (
 const (
 	defaultWorkspace = 64 * mib
 	defaultTmp       = 16 * mib
+	defaultRoot      = 512 * mib
 	minDisk          = 1 * mib
 	maxDisk          = 64 * gib
 
@@ -24,15 +25,27 @@ const (
 	maxInputFiles = 256
 )
 
-func readFilesystem(v yamlx.Value) Filesystem {
+func readFilesystem(v yamlx.Value, image string) Filesystem {
 	m, _ := v.Map(filesystemKeys...)
 	noExec, _ := m.Get("noexec").Bool()
 	return Filesystem{
 		Inputs:    readInputs(m.Get("inputs")),
 		Workspace: readSize(m.Get("workspace"), defaultWorkspace, minDisk, maxDisk),
 		Tmp:       readSize(m.Get("tmp"), defaultTmp, minDisk, maxDisk),
+		Root:      readRoot(m.Get("root"), image),
 		NoExec:    noExec,
 	}
+}
+
+// readRoot reads the size of the layer that only one image has.
+func readRoot(v yamlx.Value, image string) int64 {
+	if image == HostWritable {
+		return readSize(v, defaultRoot, minDisk, maxDisk)
+	}
+	if v.Present() {
+		v.Refuse("remove it, or write `image: host+writable`", "with the image %s nothing outside of /workspace and /tmp is writable", yamlx.Quote(image))
+	}
+	return 0
 }
 
 func readInputs(v yamlx.Value) []Input {

@@ -49,6 +49,7 @@ var (
 		{Name: "inputs", Example: "[{from: run.sh, to: /workspace/run.sh}]"},
 		{Name: "workspace", Example: "64MiB"},
 		{Name: "tmp", Example: "16MiB"},
+		{Name: "root", Example: "512MiB"},
 		{Name: "noexec", Example: "true"},
 	}
 	inputKeys = []yamlx.Key{

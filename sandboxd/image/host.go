@@ -141,11 +141,14 @@ func (h *Host) Root(dir, kid string, addr netip.Addr) ([]runtime.Mount, error) {
 	return mounts, os.Symlink("/tmp", filepath.Join(dir, "var/tmp"))
 }
 
+// topNames are directories with programs and libraries that merged systems have in /usr.
+var topNames = []string{"bin", "sbin", "lib", "lib32", "lib64", "libx32"}
+
 // topLevel makes /bin, /lib and the like as they are on the host: links into /usr on merged systems, else
 // directories that are mounted.
 func topLevel(dir string) ([]runtime.Mount, error) {
 	var mounts []runtime.Mount
-	for _, name := range []string{"bin", "sbin", "lib", "lib32", "lib64", "libx32"} {
+	for _, name := range topNames {
 		host, inside := "/"+name, filepath.Join(dir, name)
 		info, err := os.Lstat(host)
 		switch {

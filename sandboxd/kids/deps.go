@@ -98,7 +98,8 @@ type FileWatch interface {
 // Image makes root filesystems; *image.Host is one. dir is the kid's root directory, below the kid's own.
 type Image interface {
 	Env(dir string) map[string]string
-	// Root makes the root directory of one kid, and may mount something there, which the caller unmounts.
+	// Root makes the root directory of one kid, and may mount something there and at image.LayersDir beside it, which the
+	// caller unmounts.
 	// A kid without a network has no address, and is told of no resolver.
 	Root(dir, kid string, addr netip.Addr) ([]runtime.Mount, error)
 }

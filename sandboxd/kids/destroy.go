@@ -181,7 +181,7 @@ func (m *Manager) takeApart(ctx context.Context, k *kid) error {
 			return err
 		}
 	}
-	if err := errors.Join(files.Unmount(m.workspaceDir(k)), files.Detach(m.rootDir(k))); err != nil {
+	if err := errors.Join(files.Unmount(m.workspaceDir(k)), files.Detach(m.rootDir(k)), files.Detach(m.layersDir(k))); err != nil {
 		return err
 	}
 	if err := m.cfg.Cgroups.Remove(ctx, m.cgroupRel(k.name)); err != nil {

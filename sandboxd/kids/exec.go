@@ -184,7 +184,7 @@ func (m *Manager) startInTime(ctx context.Context, k *kid, r wire.ExecRequest) (
 
 func (m *Manager) start(ctx context.Context, k *kid, r wire.ExecRequest) (*runtime.Running, error) {
 	m.tidyLingering(k)
-	img, err := m.image(k.rec.Plan.Image, k.name)
+	img, err := m.imageOf(k)
 	if err != nil {
 		return nil, err
 	}
@@ -193,7 +193,7 @@ func (m *Manager) start(ctx context.Context, k *kid, r wire.ExecRequest) (*runti
 		dir = runtime.Home
 	}
 	return m.cfg.Runtime.Exec(ctx, k.name, "exec-"+strings.ToLower(ulid.Make().String()), m.bundleDir(k), runtime.Process{
-		Argv: r.Argv, Dir: dir, OpenFiles: k.rec.Plan.Limits.OpenFiles, Owner: m.owner(k).UID,
+		Argv: r.Argv, Dir: dir, OpenFiles: k.rec.Plan.Limits.OpenFiles, Owner: m.runsAs(k), Root: k.rec.Plan.Root > 0,
 		Env: environment(img.Env(m.rootDir(k)), k.rec.Plan.Env, k.rec.Tokens, r.Env),
 	})
 }

@@ -12,6 +12,7 @@ import (
 
 	"tagout/internal/session"
 	"tagout/internal/wire"
+	"tagout/sandboxd/image"
 	"tagout/sandboxd/lifecycle"
 	"tagout/sandboxd/network"
 	"tagout/sandboxd/runtime"
@@ -82,6 +83,7 @@ func (k *kid) entry() Entry {
 // Where a kid's things are.
 func (m *Manager) dir(name string) string       { return m.cfg.Inst.KidDir(name) }
 func (m *Manager) rootDir(k *kid) string        { return filepath.Join(m.dir(k.name), "root") }
+func (m *Manager) layersDir(k *kid) string      { return filepath.Join(m.dir(k.name), image.LayersDir) }
 func (m *Manager) bundleDir(k *kid) string      { return filepath.Join(m.dir(k.name), "bundle") }
 func (m *Manager) workspaceDir(k *kid) string   { return filepath.Join(m.dir(k.name), "workspace") }
 func (m *Manager) cgroupRel(name string) string { return m.cfg.Inst.KidsCgroupRel() + "/" + name }

@@ -20,6 +20,7 @@ type Plan struct {
 	CardText  string `json:"-"` // the card itself, kept beside the record
 	Image     string
 	Network   string `json:",omitempty"` // session.NetworkNone, or empty
+	Root      int64  `json:",omitempty"` // bytes that its root may write outside of the workspace and /tmp; 0: it has no root
 	Egress    policy.Spec
 	Ports     []uint16 // TCP ports of all allow rules
 	Hosts     []string // exact host names of all allow rules
@@ -70,7 +71,7 @@ func (m *Manager) checkRequest(r Request) error {
 	if err := checkProofName(r); err != nil {
 		return err
 	}
-	if _, err := m.image(r.Plan.Image, ""); err != nil {
+	if _, err := m.image(&r.Plan, "", 0); err != nil {
 		return refuse(Invalid, reason.Malformed, "%w", err)
 	}
 	if r.Plan.Workspace <= 0 || r.Plan.Tmp <= 0 {
@@ -89,15 +90,23 @@ func (m *Manager) checkRequest(r Request) error {
 	return nil
 }
 
-// image returns the image of that name, for the kid called kid.
-func (m *Manager) image(name, kid string) (Image, error) {
-	if img, ok := m.cfg.Images[name]; ok {
+// image returns the plan's image, for the kid called kid whose root is uid outside.
+func (m *Manager) image(p *Plan, kid string, uid uint32) (Image, error) {
+	img, ok := m.cfg.Images[p.Image]
+	switch {
+	case p.Root > 0 && m.cfg.Writable != nil:
+		return m.cfg.Writable(m.pins(kid).User, int(uid), p.Root), nil
+	case ok:
 		return img, nil
+	case p.Root > 0 || m.cfg.Stored == nil:
+		return nil, fmt.Errorf("image %q is not known: there is the image `host`", p.Image)
 	}
-	if m.cfg.Stored == nil {
-		return nil, fmt.Errorf("image %q is not known: there is the image `host`", name)
-	}
-	return m.cfg.Stored(name, m.pins(kid).User)
+	return m.cfg.Stored(p.Image, m.pins(kid).User)
+}
+
+func (m *Manager) imageOf(k *kid) (Image, error) {
+	first, _ := m.cfg.Inst.KidUIDRange(k.rec.Session.Index)
+	return m.image(&k.rec.Plan, k.name, first)
 }
 
 func checkEnv(name string) error {
@@ -112,7 +121,7 @@ func (m *Manager) container(k *kid, mounts []runtime.Mount) runtime.Spec {
 	s := &k.rec.Session
 	first, count := m.cfg.Inst.KidUIDRange(s.Index)
 	return runtime.Spec{
-		ID: k.name, Root: m.rootDir(k), Init: m.cfg.Init, InitArgs: k.rec.Plan.InitArgs,
+		ID: k.name, Root: m.rootDir(k), Writable: k.rec.Plan.Root > 0, Init: m.cfg.Init, InitArgs: k.rec.Plan.InitArgs,
 		Mounts: append(mounts, runtime.Mount{Source: m.workspaceDir(k), Target: runtime.Home, Writable: true}),
 		UserNS: m.pins(k.name).User, NetNS: s.NetNS, UIDFirst: first, UIDCount: count,
 		Cgroup: m.cgroupRel(k.name), Limits: k.rec.Plan.Limits, Tmp: k.rec.Plan.Tmp, NoExec: k.rec.Plan.NoExec,
@@ -126,6 +135,14 @@ func (m *Manager) owner(k *kid) files.Owner {
 	first, _ := m.cfg.Inst.KidUIDRange(k.rec.Session.Index)
 	id := int(first) + runtime.KidUID
 	return files.Owner{UID: id, GID: id}
+}
+
+// runsAs is the uid on the host that the kid's commands have.
+func (m *Manager) runsAs(k *kid) int {
+	if k.rec.Plan.Root > 0 {
+		return m.owner(k).UID - runtime.KidUID
+	}
+	return m.owner(k).UID
 }
 
 // environment merges what the image, the card, the tokens and the request say; later ones win.

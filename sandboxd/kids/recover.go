@@ -146,7 +146,7 @@ func (m *Manager) adopt(ctx context.Context, name string) (k *kid, why error) {
 	case !rec.Whole:
 		return k, errors.New("it was half made")
 	}
-	if _, err := m.image(rec.Plan.Image, name); err != nil {
+	if _, err := m.imageOf(k); err != nil {
 		return k, fmt.Errorf("its image: %w", err)
 	}
 	populated, err := cgroup.Populated(doc.Cgroup)

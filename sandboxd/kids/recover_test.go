@@ -37,6 +37,9 @@ func runDoomed() int {
 	ctx, doomed := context.Background(), plan()
 	if img := os.Getenv("TAGOUT_TEST_IMAGE"); img != "" {
 		doomed.Image = img
+		if img == "host+writable" {
+			doomed.Root = 32 << 20
+		}
 	}
 	if _, err := m.Spawn(ctx, Request{Name: "whole", Origin: "asked", Plan: doomed}); err != nil {
 		fmt.Println(err)

@@ -184,7 +184,7 @@ func (m *Manager) makeFiles(_ context.Context, k *kid) error {
 }
 
 func (m *Manager) createContainer(ctx context.Context, k *kid) error {
-	img, err := m.image(k.rec.Plan.Image, k.name)
+	img, err := m.imageOf(k)
 	if err != nil {
 		return err
 	}

@@ -49,7 +49,7 @@ func (r *Runc) Exec(ctx context.Context, id, name, bundle string, p Process) (*R
 	defer pipes.closeTheirs()
 	run := &Running{Stdin: pipes.in.w, Stdout: pipes.out.r, Stderr: pipes.err.r, done: make(chan struct{})}
 	err = errNoInit
-	if m := r.master(id); m != nil {
+	if m := r.master(id); m != nil && !p.Root { // kid-init has not the capabilities that root gets
 		err = m.exec(ctx, p, pipes, run)
 	}
 	if errors.Is(err, errNoInit) {

@@ -38,7 +38,8 @@ type Limits struct {
 // Spec describes a container. Nothing in it is optional unless it says so.
 type Spec struct {
 	ID       string // also the host name
-	Root     string // directory; read-only inside
+	Root     string // directory; read-only inside unless Writable
+	Writable bool   // Root is the kid's own, to write to
 	Mounts   []Mount
 	Init     string   // path of kid-init on the host
 	InitArgs []string // may be empty
@@ -69,7 +70,8 @@ type Process struct {
 	Env       []string
 	Dir       string
 	OpenFiles uint64
-	Owner     int // the host's uid and gid that KidUID is outside: its pipes belong to it
+	Owner     int  // the host's uid and gid that it has outside: its pipes belong to it
+	Root      bool // it is root in the kid's user namespace, with what package managers need, and not KidUID
 }
 
 // Exit is how a process ended: Code is its exit code where Signal is 0.

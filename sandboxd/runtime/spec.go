@@ -46,7 +46,7 @@ func build(s Spec) (*specs.Spec, error) {
 	out := &specs.Spec{
 		Version:  "1.0.2",
 		Hostname: s.ID,
-		Root:     &specs.Root{Path: s.Root, Readonly: true},
+		Root:     &specs.Root{Path: s.Root, Readonly: !s.Writable},
 		Process:  process(Process{Argv: append([]string{initPath}, s.InitArgs...), Env: []string{}, Dir: "/"}, InitUID),
 		Mounts:   mounts(s),
 		Linux: &specs.Linux{
@@ -87,10 +87,10 @@ func namespaces(s Spec) []specs.LinuxNamespace {
 // with them, and then give them up, the bounding set included (capabilities(7)).
 var initCaps = []string{"CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"}
 
-// process has no capability in any set and can never gain one.
+// process has no capability in any set, but what asRoot gives, and can never gain one.
 func process(p Process, uid uint32) *specs.Process {
 	umask, adj := uint32(0o022), 500
-	return &specs.Process{
+	out := &specs.Process{
 		User: specs.User{UID: uid, GID: uid, Umask: &umask},
 		Args: p.Argv, Env: p.Env, Cwd: p.Dir,
 		Capabilities:    &specs.LinuxCapabilities{},
@@ -98,6 +98,10 @@ func process(p Process, uid uint32) *specs.Process {
 		OOMScoreAdj:     &adj, // when the machine runs out of memory, kids go before Tagout
 		Rlimits:         rlimits(p.OpenFiles),
 	}
+	if p.Root {
+		asRoot(out)
+	}
+	return out
 }
 
 func mounts(s Spec) []specs.Mount {
