@@ -28,18 +28,71 @@ const inNamespace = "TAGOUT_PROXY_TEST_NS"
 // TestTransparentBehindTheFirewall drives the proxy with curl and openssl from a namespace of its own, through
 // real DNAT. The test runs itself again in a network namespace, which vanishes with the process.
 func TestTransparentBehindTheFirewall(t *testing.T) {
+	if inItsNamespace(t) {
+		newNSBox(t).run(t)
+	}
+}
+
+// inItsNamespace says whether the test is in a namespace of its own; where not, it has run the test there.
+func inItsNamespace(t *testing.T) bool {
+	t.Helper()
 	testroot.Require(t)
-	if os.Getenv(inNamespace) == "" {
-		cmd := exec.Command(os.Args[0], "-test.run=^TestTransparentBehindTheFirewall$", "-test.count=1") // ourselves
-		cmd.Env = append(os.Environ(), inNamespace+"=1")
-		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("in the namespace: %v\n%s", err, out)
-		}
+	if os.Getenv(inNamespace) != "" {
+		return true
+	}
+	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.count=1") // ourselves
+	cmd.Env = append(os.Environ(), inNamespace+"=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("in the namespace: %v\n%s", err, out)
+	}
+	return false
+}
+
+// TestDeadAddressesCostLittle: of a name's addresses the first two swallow every packet and the third refuses. Each dead
+// one costs a quarter of a second, the refusing one nothing, and none leaves a socket. The server sees marked sockets
+// alone, as the firewall of the box lets nothing else reach it.
+func TestDeadAddressesCostLittle(t *testing.T) {
+	if !inItsNamespace(t) {
 		return
 	}
 	b := newNSBox(t)
-	b.run(t)
+	for _, a := range []string{"203.0.113.66", "203.0.113.67", "203.0.113.68"} {
+		sh(t, "ip addr add "+a+"/32 dev lo")
+	}
+	sh(t, "iptables -A INPUT -p tcp -d 203.0.113.66/31 -j DROP")
+	b.serveNS(t)
+	b.servers(t)
+	s := b.session(policy.Rule{Host: fileHost, Ports: []uint16{80}, Protocol: policy.HTTP, Line: 4})
+	s.Addr = nsKid
+	_, err := b.proxy.Put(s)
+	must(t, err)
+	fetch := func() (string, time.Duration) {
+		start := time.Now()
+		out, err := b.kid("curl", "-sS", "-x", "http://198.19.240.1:3128", "http://"+fileHost+"/f")
+		if err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+		return out, time.Since(start)
+	}
+	addr := netip.MustParseAddr
+	b.dns.set(fileHost, addr("203.0.113.66"), addr("203.0.113.67"), addr("203.0.113.68"), nsServer)
+	out, took := fetch()
+	if !strings.Contains(out, "hello from "+fileHost) || took < 500*time.Millisecond || took > 1500*time.Millisecond {
+		t.Errorf("%q after %v, want two waits of a quarter of a second", out, took)
+	}
+	waitUntil(t, "the attempts that lost are gone", func() bool {
+		return !strings.Contains(sh(t, "ss -tnH state syn-sent"), "203.0.113.6")
+	})
+	b.dns.set(fileHost, addr("203.0.113.66"), addr("203.0.113.67"))
+	b.proxy.sessions.find(nsKid).known.drop(fileHost)
+	start := time.Now()
+	if out, _ := b.kid("curl", "-sS", "-x", "http://198.19.240.1:3128", "http://"+fileHost+"/f"); !strings.Contains(out, "dial-failed") {
+		t.Errorf("with dead addresses alone: %q", out)
+	}
+	if took := time.Since(start); took < b.proxy.cfg.Limits.Connect-time.Second || took > b.proxy.cfg.Limits.Connect+2*time.Second {
+		t.Errorf("given up after %v, the limit is %v", took, b.proxy.cfg.Limits.Connect)
+	}
 }
 
 var (

@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -13,9 +12,6 @@ import (
 	"tagout/internal/policy"
 	"tagout/internal/reason"
 )
-
-// minDialTry is what every address gets at least before the next one is tried.
-const minDialTry = time.Second
 
 // dial resolves the target's name and connects to the first of its addresses that the policy allows and that
 // answers, over a socket with the given mark. The error is a refusal.
@@ -81,41 +77,29 @@ func (c *conn) resolve(ctx context.Context, t target, rule *policy.Rule) ([]neti
 	return good, nil
 }
 
-// connect tries one address after the other; a dead one costs its share of the time and no more.
+// connect races the addresses as RFC 8305, 5 has it: the next one is tried when one before it has failed or has not
+// answered for dialStagger, and the first that answers wins. A dead one costs no more than that. Every socket carries
+// the mark; those that lose are closed.
 func (c *conn) connect(ctx context.Context, t target, rule *policy.Rule, mark uint32, addrs []netip.Addr) (*upstream, error) {
-	now := time.Now()
-	deadline := now.Add(c.p.cfg.Limits.Connect)
+	deadline := time.Now().Add(c.p.cfg.Limits.Connect)
 	prepare := func(fd int) error {
 		if rule.Protocol != policy.TCP {
 			clientSpeaks(fd)
 		}
 		return c.p.cfg.Mark(uintptr(fd), mark)
 	}
-	early := func(s *sock) (stop func() bool) { return context.AfterFunc(ctx, func() { s.Close() }) }
-	var errs []error
-	for i, a := range addrs {
-		share := max(deadline.Sub(now)/time.Duration(len(addrs)-i), minDialTry)
-		s, err := dialSock(netip.AddrPortFrom(a, t.port), earlier(now.Add(share), deadline), prepare, early)
-		if err == nil {
-			u := &upstream{tcp: s, target: t, rule: rule, addr: a}
-			if err := c.attach(u); err != nil {
-				return nil, err
-			}
-			return u, nil
-		}
-		errs = append(errs, err)
-		if now = time.Now(); ctx.Err() != nil || now.After(deadline) {
-			break
-		}
+	s, a, err := race(ctx, addrs, func(ctx context.Context, a netip.Addr) (*sock, error) {
+		early := func(s *sock) (stop func() bool) { return context.AfterFunc(ctx, func() { s.Close() }) }
+		return dialSock(netip.AddrPortFrom(a, t.port), deadline, prepare, early)
+	})
+	if err != nil {
+		return nil, refusal{reason.DialFailed, oneLine(err), rule}
 	}
-	return nil, refusal{reason.DialFailed, oneLine(errors.Join(errs...)), rule}
-}
-
-func earlier(a, b time.Time) time.Time {
-	if a.Before(b) {
-		return a
+	u := &upstream{tcp: s, target: t, rule: rule, addr: a}
+	if err := c.attach(u); err != nil {
+		return nil, err
 	}
-	return b
+	return u, nil
 }
 
 func oneLine(err error) string {
