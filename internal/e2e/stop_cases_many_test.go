@@ -72,7 +72,7 @@ func (s *stopCases) many() {
 	s.stopMany("sleepers", kid, sleepers)
 
 	kid = s.spawnSized("resident", 64, fmt.Sprintf("%dMiB", resident+512))
-	s.play(kid.Name, "big", fmt.Sprint(resident))
+	s.runWithin(soon+time.Duration(resident)*20*time.Millisecond, kid.Name, asRole("big", fmt.Sprint(resident))...) // each page is zeroed
 	s.stopMany(fmt.Sprintf("%d MiB resident", resident), kid, 1)
 }
 

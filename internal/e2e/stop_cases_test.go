@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"tagout/internal/audit"
 	"tagout/internal/cgroup"
@@ -130,8 +131,13 @@ func (s *stopCases) inputs() map[string][]byte {
 // run starts a command in the kid and returns when it has made the file /workspace/up.
 func (s *stopCases) run(kid string, argv ...string) <-chan testenv.Output {
 	s.t.Helper()
+	return s.runWithin(soon, kid, argv...)
+}
+
+func (s *stopCases) runWithin(limit time.Duration, kid string, argv ...string) <-chan testenv.Output {
+	s.t.Helper()
 	done := running(s.t, s.box, kid, argv...)
-	s.until("the command is up", func() error {
+	s.box.Until(limit, "the command is up", func() error {
 		select {
 		case out := <-done:
 			s.t.Fatalf("%v ended: %+v", argv, out)
@@ -146,7 +152,11 @@ func (s *stopCases) run(kid string, argv ...string) <-chan testenv.Output {
 // play runs this test binary in the kid in a role, until it is up.
 func (s *stopCases) play(kid, role string, args ...string) <-chan testenv.Output {
 	s.t.Helper()
-	return s.run(kid, append([]string{"/usr/bin/env", "STOP_CASE_ROLE=" + role, "/workspace/self"}, args...)...)
+	return s.run(kid, asRole(role, args...)...)
+}
+
+func asRole(role string, args ...string) []string {
+	return append([]string{"/usr/bin/env", "STOP_CASE_ROLE=" + role, "/workspace/self"}, args...)
 }
 
 func (s *stopCases) until(what string, check func() error) {
