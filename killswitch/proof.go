@@ -23,6 +23,8 @@ type ProofKids interface {
 	// Spawn returns a kid that sends packets to the gateway. It is destroyed when ctx ends, at the latest. lost is
 	// called once sandboxd does not answer for the kid any more.
 	Spawn(ctx context.Context, lost func()) (wire.ProofKid, error)
+	// Packet sends one packet with the kid's mark out of a daemon's cgroup, and says whether it arrived.
+	Packet(ctx context.Context, daemon, nonce string) (arrived bool, err error)
 	Destroy(ctx context.Context) error // whatever proofs have left; returns when it is gone
 }
 
@@ -36,10 +38,12 @@ type ProofNetwork interface {
 	Flow(mark uint32) (Flow, error)
 }
 
-// Flow is what the programs saw of a kid's own packets on their way out.
+// Flow is what the programs saw of a kid's packets on their way out.
 type Flow struct {
 	KidPassed, KidDropped uint64 // at the kid's cgroup
 	LinkPassed            uint64 // at its link
+
+	DaemonPassed, DaemonDropped uint64 // with its mark, at the cgroups of the daemons
 }
 
 // ProofTokens says what credd would accept. Credd fulfils it.

@@ -167,7 +167,7 @@ func (p *prover) credential(ctx context.Context, k wire.ProofKid, fire func() er
 }
 
 // network proves that packets which pass at the kid's cgroup and on its link are dropped, afterwards, though they are
-// still sent, and that none passes any more.
+// still sent, and that none passes any more; and the same of packets with the kid's mark at the daemons' cgroups.
 func (p *prover) network(ctx context.Context, k wire.ProofKid, fire func() error) error {
 	mark := k.Kid.Mark
 	before, err := p.until(ctx, mark, func(f Flow) bool { return f.KidPassed > 0 && f.LinkPassed > 0 })
@@ -180,6 +180,9 @@ func (p *prover) network(ctx context.Context, k wire.ProofKid, fire func() error
 		return errors.New("no packet of the kid was seen at the kids' cgroup, so a cut shows nothing: run `tagout setup` again")
 	case before.LinkPassed == 0:
 		return wrong(pointLink, "packets leave the kid that no program at its link has seen: run `tagout setup` again")
+	}
+	if err := p.eachDaemon(ctx, mark, passedBefore); err != nil {
+		return err
 	}
 	if err := fire(); err != nil {
 		return err
@@ -196,6 +199,54 @@ func (p *prover) network(ctx context.Context, k wire.ProofKid, fire func() error
 		return fmt.Errorf("%d packets passed after the stop was observed", after.KidPassed-at.KidPassed+after.LinkPassed-at.LinkPassed)
 	case after.KidDropped == at.KidDropped:
 		return errors.New("no packet was seen to be dropped after the stop")
+	}
+	return p.eachDaemon(ctx, mark, droppedAfter)
+}
+
+// eachDaemon sends a packet with the kid's mark out of the cgroup of each daemon that sends such packets, and has judge
+// say what it makes of what the program there counted and of whether the packet arrived.
+func (p *prover) eachDaemon(ctx context.Context, mark uint32, judge func(counted Flow, arrived bool) error) error {
+	for _, daemon := range wire.ProofDaemons() {
+		point := "bpf-" + daemon
+		before, err := p.cfg.Network.Flow(mark)
+		if err != nil {
+			return wrong(point, "%v", err)
+		}
+		arrived, err := p.cfg.Kids.Packet(ctx, daemon, newNonce())
+		if err != nil {
+			return wrong(point, "no packet could be sent: %v", err)
+		}
+		after, err := p.cfg.Network.Flow(mark)
+		if err != nil {
+			return wrong(point, "%v", err)
+		}
+		after.DaemonPassed -= before.DaemonPassed
+		after.DaemonDropped -= before.DaemonDropped
+		if err := judge(after, arrived); err != nil {
+			return wrong(point, "%v", err)
+		}
+	}
+	return nil
+}
+
+// passedBefore judges a packet before the stop.
+func passedBefore(counted Flow, arrived bool) error {
+	switch {
+	case arrived && counted.DaemonPassed == 0:
+		return errors.New("a packet of the session leaves that no program at the daemon's cgroup has seen: run `tagout setup` again")
+	case !arrived || counted.DaemonPassed == 0:
+		return errors.New("no packet of the session was seen to pass at the daemon's cgroup before the stop, so a cut shows nothing")
+	}
+	return nil
+}
+
+// droppedAfter judges one after it.
+func droppedAfter(counted Flow, arrived bool) error {
+	switch {
+	case arrived || counted.DaemonPassed > 0:
+		return errors.New("a packet of the session left after the stop was observed")
+	case counted.DaemonDropped == 0:
+		return errors.New("no packet of the session was seen to be dropped at the daemon's cgroup after the stop")
 	}
 	return nil
 }

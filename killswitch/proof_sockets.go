@@ -52,6 +52,14 @@ func (s SandboxdProofs) Spawn(ctx context.Context, lost func()) (wire.ProofKid, 
 	return a.kid, a.err
 }
 
+// Packet has sandboxd send one packet with the kid's mark from where a daemon lives.
+func (s SandboxdProofs) Packet(ctx context.Context, daemon, nonce string) (arrived bool, err error) {
+	defer s.client.CloseIdle()
+	var reply wire.ProofPacketReply
+	err = s.client.Call(ctx, http.MethodPost, "/v1/proof/packet", wire.ProofPacket{Daemon: daemon, Nonce: nonce}, &reply)
+	return reply.Arrived, err
+}
+
 // Destroy returns when the kids of all proofs are gone.
 func (s SandboxdProofs) Destroy(ctx context.Context) error {
 	defer s.client.CloseIdle()

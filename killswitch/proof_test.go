@@ -35,6 +35,9 @@ type proofRig struct {
 	flow  func(mark uint32, f Flow) Flow
 	token func(active bool) (bool, error)
 	send  func(ctx context.Context, r wire.StopRequest) // before an order is given
+
+	daemons Flow                                                              // what was counted of packets at the daemons' cgroups
+	packet  func(daemon string, stopped bool) (f Flow, arrived, refused bool) // what a packet adds to it; nil: what it must
 }
 
 func newProofRig(t *testing.T) *proofRig {
@@ -63,6 +66,36 @@ func (k proofKids) Spawn(ctx context.Context, lost func()) (wire.ProofKid, error
 		return f(ctx, out)
 	}
 	return out, nil
+}
+
+// Packet passes and arrives until the session is stopped, and is dropped from then on.
+func (k proofKids) Packet(_ context.Context, daemon, nonce string) (arrived bool, err error) {
+	p := k.p
+	p.mu.Lock()
+	n := p.n
+	p.mu.Unlock()
+	on, err := p.Stopped(uint32(0x54100100 + n))
+	if err == nil && nonce == "" {
+		err = errors.New("there is no nonce")
+	}
+	if err != nil {
+		return false, err
+	}
+	f, arrived, refused := Flow{DaemonPassed: 1}, true, false
+	if on {
+		f, arrived = Flow{DaemonDropped: 1}, false
+	}
+	if change := hook(p.rig, &p.packet); change != nil {
+		f, arrived, refused = change(daemon, on)
+	}
+	if refused {
+		return false, errors.New("its cgroup is gone")
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.daemons.DaemonPassed += f.DaemonPassed
+	p.daemons.DaemonDropped += f.DaemonDropped
+	return arrived, nil
 }
 
 func (k proofKids) Destroy(context.Context) error {
@@ -96,7 +129,10 @@ func (p *proofRig) Flow(mark uint32) (Flow, error) {
 	if err != nil {
 		return Flow{}, err
 	}
-	f := Flow{KidPassed: 5, LinkPassed: 5}
+	p.mu.Lock()
+	f := p.daemons
+	p.mu.Unlock()
+	f.KidPassed, f.LinkPassed = 5, 5
 	if on {
 		f.KidDropped = uint64(drops.Add(1))
 	}
@@ -232,7 +268,7 @@ func TestProofFails(t *testing.T) {
 			}
 		}},
 		"the kids' programs are gone": {wire.LayerNetwork, pointSession, "no program at the kids' cgroup has seen", func(p *proofRig) {
-			p.flow = func(_ uint32, f Flow) Flow { return Flow{LinkPassed: f.LinkPassed} }
+			p.flow = func(_ uint32, f Flow) Flow { f.KidPassed, f.KidDropped = 0, 0; return f }
 		}},
 		"the link's programs are gone": {wire.LayerNetwork, pointLink, "no program at its link has seen", func(p *proofRig) {
 			p.flow = func(_ uint32, f Flow) Flow { f.LinkPassed = 0; return f }
@@ -242,6 +278,42 @@ func TestProofFails(t *testing.T) {
 		}},
 		"nothing is dropped": {wire.LayerNetwork, pointSession, "no packet was seen to be dropped", func(p *proofRig) {
 			p.flow = func(_ uint32, f Flow) Flow { f.KidDropped = 0; return f }
+		}},
+		"the proxy's program is gone": {wire.LayerNetwork, "bpf-proxy", "no program at the daemon's cgroup has seen", func(p *proofRig) {
+			p.packet = func(string, bool) (Flow, bool, bool) { return Flow{}, true, false }
+		}},
+		"dnsfilter's alone is gone": {wire.LayerNetwork, "bpf-dnsfilter", "no program at the daemon's cgroup has seen", func(p *proofRig) {
+			p.packet = func(daemon string, on bool) (Flow, bool, bool) {
+				if daemon == "dnsfilter" {
+					return Flow{}, true, false
+				}
+				return Flow{DaemonPassed: 1}, true, false
+			}
+		}},
+		"a daemon's packets never pass": {wire.LayerNetwork, "bpf-proxy", "so a cut shows nothing", func(p *proofRig) {
+			p.packet = func(string, bool) (Flow, bool, bool) { return Flow{DaemonDropped: 1}, false, false }
+		}},
+		"another program lets all pass": {wire.LayerNetwork, "bpf-proxy", "left after the stop was observed", func(p *proofRig) {
+			p.packet = func(string, bool) (Flow, bool, bool) { return Flow{DaemonPassed: 1}, true, false }
+		}},
+		"a daemon's packets arrive uncounted": {wire.LayerNetwork, "bpf-dnsfilter", "left after the stop was observed", func(p *proofRig) {
+			p.packet = func(daemon string, on bool) (Flow, bool, bool) {
+				if !on {
+					return Flow{DaemonPassed: 1}, true, false
+				}
+				return Flow{DaemonDropped: 1}, daemon == "dnsfilter", false
+			}
+		}},
+		"something else drops a daemon's packets": {wire.LayerNetwork, "bpf-proxy", "seen to be dropped at the daemon's cgroup", func(p *proofRig) {
+			p.packet = func(_ string, on bool) (Flow, bool, bool) {
+				if on {
+					return Flow{}, false, false
+				}
+				return Flow{DaemonPassed: 1}, true, false
+			}
+		}},
+		"a daemon's cgroup is gone": {wire.LayerNetwork, "bpf-proxy", "its cgroup is gone", func(p *proofRig) {
+			p.packet = func(string, bool) (Flow, bool, bool) { return Flow{}, false, true }
 		}},
 		"the counters move": {wire.LayerNetwork, pointSession, "packets passed within", func(p *proofRig) {
 			p.count = func(uint32) (Counters, error) { return Counters{Packets: uint64(drops.Add(1))}, nil }
@@ -306,6 +378,7 @@ func (p *proofRig) hooks() func() {
 	revoke := p.revoke
 	return func() {
 		p.revoke, p.token, p.spawn, p.flow, p.count, p.cut, p.kill, p.send = revoke, nil, nil, nil, nil, nil, nil, nil
+		p.packet = nil
 	}
 }
 

@@ -9,7 +9,8 @@
 //
 // With the argument "hold" it waits for the end of its standard input instead: that is how sandboxd holds a
 // new user and network namespace open until it has pinned them. With "proof ADDRESS NAME" it looks NAME up at the
-// resolver at ADDRESS, again and again: that is the kid of one of killswitchd's proofs.
+// resolver at ADDRESS, again and again: that is the kid of one of killswitchd's proofs. With "packet MARK PORT TEXT" it
+// sends one packet over loopback and ends: that is another part of them.
 package main
 
 import (
@@ -28,6 +29,9 @@ func main() {
 	if len(os.Args) == 2 && os.Args[1] == "hold" {
 		hold()
 		return
+	}
+	if len(os.Args) == 5 && os.Args[1] == "packet" {
+		sendMarked(os.Args[2], os.Args[3], os.Args[4])
 	}
 	if os.Getpid() != 1 { // somebody in the kid has started it
 		os.Exit(2)

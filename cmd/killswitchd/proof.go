@@ -80,5 +80,6 @@ func (n *network) Flow(mark uint32) (killswitch.Flow, error) {
 	}
 	return killswitch.Flow{
 		KidPassed: c.Kid.PassedUp.Packets, KidDropped: c.Kid.DroppedUp.Packets, LinkPassed: c.Link.PassedUp.Packets,
+		DaemonPassed: c.Upstream.PassedUp.Packets, DaemonDropped: c.Upstream.DroppedUp.Packets,
 	}, nil
 }

@@ -196,6 +196,16 @@ func TestProofSeesWhatIsBroken(t *testing.T) {
 	box.Must("setup", "--config", box.Inst.BoxConfig())
 	proves(t, box)
 
+	// The programs at a daemon's own cgroup are gone: what it has queued for a session would go on leaving.
+	for _, daemon := range []string{instance.Proxy, instance.DNSFilter} {
+		if err := bpf.Uninstall(t.TempDir(), filepath.Join(t.TempDir(), "none"), []string{layout.V2(box.Inst.DaemonCgroupRel(daemon))}); err != nil {
+			t.Fatal(err)
+		}
+		fails(t, box, wire.LayerNetwork, "bpf-"+daemon, "no program at the daemon's cgroup has seen")
+		box.Must("setup", "--config", box.Inst.BoxConfig())
+		proves(t, box)
+	}
+
 	// Somebody lets the session go on as soon as it is stopped: packets go on passing.
 	stop := saboteur(t, box, func(kid string) error { return letGoOn(box, kid) })
 	fails(t, box, wire.LayerNetwork, "bpf-session", "")

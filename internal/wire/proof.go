@@ -35,6 +35,21 @@ type ProofKid struct {
 	NoToken string        `json:"no_token,omitempty"` // why
 }
 
+// ProofDaemons names the daemons whose packets the network layer judges at their own cgroups.
+func ProofDaemons() []string { return []string{"proxy", "dnsfilter"} }
+
+// ProofPacket is the body of POST /v1/proof/packet at sandboxd: one packet with the mark of the proof's kid is sent to
+// this machine itself, out of the cgroup of a daemon.
+type ProofPacket struct {
+	Daemon string `json:"daemon"` // one of ProofDaemons
+	Nonce  string `json:"nonce"`  // is in the packet
+}
+
+// ProofPacketReply is the answer once the packet has arrived, was refused, or did neither for half a second.
+type ProofPacketReply struct {
+	Arrived bool `json:"arrived"`
+}
+
 // ProofOutcome is how a proof ended.
 type ProofOutcome string
 

@@ -37,6 +37,7 @@
 //	               GET    /v1/kids/{kid}/grants    []Grant, those that hold
 //	               DELETE /v1/kids/{kid}/grants/{id}?by=…&reason=…  cuts what lived on it; idempotent
 //	               POST   /v1/proof                ProofKid, which lives until the connection ends; uid 0 and killswitchd
+//	               POST   /v1/proof/packet         ProofPacket -> ProofPacketReply; likewise
 //	               DELETE /v1/proof                destroys what proofs have left; likewise
 package wire
 

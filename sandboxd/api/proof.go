@@ -18,6 +18,7 @@ const proofLife = time.Minute
 // Proofs makes the kids of killswitchd's proofs; *kids.Manager is one.
 type Proofs interface {
 	SpawnProof(ctx context.Context, actor string, plan kids.Plan) (wire.ProofKid, error)
+	SendProof(ctx context.Context, daemon, nonce string) (arrived bool, err error)
 	DestroyProofs(ctx context.Context, actor string) error
 }
 
@@ -32,6 +33,7 @@ type ProofConfig struct {
 // RegisterProofs adds the routes with which killswitchd gets the kids of its proofs.
 func RegisterProofs(mux *http.ServeMux, cfg ProofConfig) {
 	mux.HandleFunc("POST /v1/proof", control.Admit(cfg.spawn, 0, cfg.Killswitchd))
+	mux.HandleFunc("POST /v1/proof/packet", control.Admit(cfg.packet, 0, cfg.Killswitchd))
 	mux.HandleFunc("DELETE /v1/proof", control.Admit(cfg.destroy, 0, cfg.Killswitchd))
 }
 
@@ -58,6 +60,19 @@ func (c ProofConfig) spawn(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	c.Proofs.DestroyProofs(context.WithoutCancel(r.Context()), peerName(r)) // recorded there, and tried again until it is done
+}
+
+func (c ProofConfig) packet(w http.ResponseWriter, r *http.Request) {
+	var p wire.ProofPacket
+	if !control.Read(w, r, &p) {
+		return
+	}
+	arrived, err := c.Proofs.SendProof(r.Context(), p.Daemon, p.Nonce)
+	if err != nil {
+		refuse(w, err)
+		return
+	}
+	control.Reply(w, wire.ProofPacketReply{Arrived: arrived})
 }
 
 func (c ProofConfig) destroy(w http.ResponseWriter, r *http.Request) {

@@ -34,6 +34,10 @@ func (f fakeProofs) SpawnProof(_ context.Context, _ string, p kids.Plan) (wire.P
 	return wire.ProofKid{Kid: wire.Kid{Name: "proof-1"}, Token: "t"}, f.err
 }
 
+func (f fakeProofs) SendProof(_ context.Context, daemon, nonce string) (bool, error) {
+	return daemon == "proxy" && nonce == "n", f.err
+}
+
 func (f fakeProofs) DestroyProofs(ctx context.Context, _ string) error {
 	f.destroyed <- struct{}{}
 	return ctx.Err()
@@ -87,6 +91,12 @@ func TestAProofsKidLivesAsLongAsTheConnection(t *testing.T) {
 		t.Error(err)
 	}
 	<-f.destroyed
+	for daemon, want := range map[string]bool{"proxy": true, "dnsfilter": false} {
+		var reply wire.ProofPacketReply
+		if err := c.Call(t.Context(), http.MethodPost, "/v1/proof/packet", wire.ProofPacket{Daemon: daemon, Nonce: "n"}, &reply); err != nil || reply.Arrived != want {
+			t.Errorf("a packet of %s: %+v, %v", daemon, reply, err)
+		}
+	}
 }
 
 func ask(t *testing.T, c *control.Client, f fakeProofs, name string, end func(cancel func())) {
@@ -140,10 +150,13 @@ func TestOnlyKillswitchdAndRootMayAskForProofs(t *testing.T) {
 	path := proofSocket(t, f, killswitchd, nil)
 	for uid, want := range map[int]int{killswitchd: http.StatusOK, proxy: http.StatusForbidden} {
 		for _, method := range []string{http.MethodDelete, http.MethodPost} {
-			if got := statusAs(t, uid, path, method); got != want {
+			if got := statusAs(t, uid, path, method+" /v1/proof"); got != want {
 				t.Errorf("uid %d, %s: status %d, want %d", uid, method, got, want)
 			}
 		}
+	}
+	if got := statusAs(t, proxy, path, "POST /v1/proof/packet"); got != http.StatusForbidden {
+		t.Errorf("a packet for the proxy: status %d", got)
 	}
 	if len(f.plans) != 1 {
 		t.Errorf("%d kids, want killswitchd's", len(f.plans))
@@ -151,7 +164,7 @@ func TestOnlyKillswitchdAndRootMayAskForProofs(t *testing.T) {
 }
 
 // statusAs asks with another uid, on a thread that ends with the question.
-func statusAs(t *testing.T, uid int, path, method string) int {
+func statusAs(t *testing.T, uid int, path, request string) int {
 	t.Helper()
 	got := make(chan int, 1)
 	go func() {
@@ -166,7 +179,7 @@ func statusAs(t *testing.T, uid int, path, method string) int {
 			return
 		}
 		defer conn.Close() // the answer's head is all that counts
-		fmt.Fprintf(conn, "%s /v1/proof HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n", method)
+		fmt.Fprintf(conn, "%s HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n", request)
 		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 		if err != nil {
 			t.Error(err)

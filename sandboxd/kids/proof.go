@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"tagout/internal/audit"
 	"tagout/internal/reason"
 	"tagout/internal/wire"
+	"tagout/sandboxd/network"
 )
 
 // SpawnProof makes the kid of one proof. Unlike any other kid it comes up without a token where credd gives none: it
@@ -44,6 +47,43 @@ func (m *Manager) proofName() (string, error) {
 	}
 	m.proofs++
 	return fmt.Sprintf("%s%d", wire.ProofPrefix, m.proofs), nil
+}
+
+// SendProof sends one packet with the mark of the proof's kid out of a daemon's cgroup, to this machine itself, and says
+// whether it arrived.
+func (m *Manager) SendProof(ctx context.Context, daemon, nonce string) (arrived bool, err error) {
+	if !slices.Contains(wire.ProofDaemons(), daemon) {
+		return false, refuse(Invalid, reason.Malformed, "no daemon %q has packets to prove: use %s", daemon, strings.Join(wire.ProofDaemons(), " or "))
+	}
+	if len(nonce) == 0 || len(nonce) > maxNonce {
+		return false, refuse(Invalid, reason.Malformed, "a nonce has 1 to %d bytes", maxNonce)
+	}
+	mark, err := m.proofMark()
+	if err != nil {
+		return false, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	arrived, err = network.SendMarked(ctx, m.cfg.Init, m.cfg.Cgroups.V2(m.cfg.Inst.DaemonCgroupRel(daemon)), mark, nonce)
+	if err != nil {
+		return false, refuse(Unavailable, reason.Internal, "%v", err)
+	}
+	return arrived, nil
+}
+
+// maxNonce fits into one packet.
+const maxNonce = 64
+
+// proofMark is the mark of the proof's kid that there is.
+func (m *Manager) proofMark() (uint32, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, k := range m.kids {
+		if wire.IsProofKid(k.name) {
+			return k.rec.Session.Mark, nil
+		}
+	}
+	return 0, refuse(NotFound, reason.UnknownSession, "there is no proof under way")
 }
 
 // DestroyProofs destroys every kid of a proof that there is.

@@ -3,10 +3,12 @@ package kids
 import (
 	"errors"
 	"net"
+	"strings"
 	"testing"
 	"time"
 
 	"tagout/internal/audit"
+	"tagout/internal/instance"
 	"tagout/internal/wire"
 )
 
@@ -114,4 +116,37 @@ func TestProofKidLooksUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.wantNothingLeft()
+}
+
+// TestProofPacket: it has the mark of the proof's kid and comes from where the daemon lives; without either there is none.
+func TestProofPacket(t *testing.T) {
+	b := newBox(t, "tsbpacket")
+	if _, err := b.SendProof(t.Context(), instance.Proxy, "n"); KindOf(err) != NotFound {
+		t.Errorf("without a proof: %v", err)
+	}
+	if _, err := b.SpawnProof(t.Context(), "test", proofPlan(b)); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.layout.Create(b.inst.DaemonCgroupRel(instance.Proxy)); err != nil {
+		t.Fatal(err)
+	}
+	if arrived, err := b.SendProof(t.Context(), instance.Proxy, "n"); err != nil || !arrived {
+		t.Errorf("from a cgroup where no program is: arrived %v, %v", arrived, err)
+	}
+	for _, daemon := range []string{instance.Credd, "", "../kids"} {
+		if _, err := b.SendProof(t.Context(), daemon, "n"); KindOf(err) != Invalid {
+			t.Errorf("from %q: %v", daemon, err)
+		}
+	}
+	for _, nonce := range []string{"", strings.Repeat("n", maxNonce+1)} {
+		if _, err := b.SendProof(t.Context(), instance.Proxy, nonce); KindOf(err) != Invalid {
+			t.Errorf("a nonce of %d bytes: %v", len(nonce), err)
+		}
+	}
+	if _, err := b.SendProof(t.Context(), instance.DNSFilter, "n"); KindOf(err) != Unavailable {
+		t.Errorf("from a cgroup that is not there: %v", err)
+	}
+	if err := b.DestroyProofs(t.Context(), "test"); err != nil {
+		t.Fatal(err)
+	}
 }
