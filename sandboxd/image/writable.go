@@ -50,8 +50,17 @@ func (w *Writable) Env(dir string) map[string]string {
 	return env
 }
 
-// overlaid are the directories of the machine that lie below the layer.
-var overlaid = []string{"/usr", "/var/lib/dpkg"}
+// overlaid are the directories of the machine that lie below the layer, where they are there: programs, and what is known of
+// packages that are installed or could be.
+func overlaid() []string {
+	var out []string
+	for _, dir := range []string{"/usr", "/var/lib/dpkg", "/var/lib/apt/lists"} {
+		if info, err := os.Lstat(dir); err == nil && info.IsDir() {
+			out = append(out, dir)
+		}
+	}
+	return append(out, unmerged()...)
+}
 
 // Root makes the root directory at dir and mounts the layer beside it. What it mounted, the caller unmounts, also where it
 // fails: dir, and LayersDir beside it.
@@ -102,7 +111,7 @@ func (w *Writable) mountLayer(layers, dir string) error {
 // overlays mounts each overlaid directory of the machine below a part of the layer.
 func (w *Writable) overlays(layers string) ([]runtime.Mount, error) {
 	var mounts []runtime.Mount
-	for i, from := range append(overlaid, unmerged()...) {
+	for i, from := range overlaid() {
 		part := filepath.Join(layers, fmt.Sprint("overlay", i))
 		lower, upper, work, merged := filepath.Join(part, "lower"), filepath.Join(part, "upper"), filepath.Join(part, "work"), filepath.Join(part, "merged")
 		for _, d := range []string{lower, upper, work, merged} {
@@ -139,7 +148,7 @@ func unmerged() []string {
 // fill makes what is not overlaid: links, empty directories, and a small /etc.
 func (w *Writable) fill(top, kid string, addr netip.Addr) error {
 	dirs, files := runtime.RootFiles()
-	dirs = append(dirs, append(overlaid, unmerged()...)...)
+	dirs = append(dirs, overlaid()...)
 	dirs = append(dirs, "/etc/ssl/certs", "/etc/apt/apt.conf.d", "/etc/apt/preferences.d", "/etc/dpkg/dpkg.cfg.d", "/run/lock", "/home", "/root", "/mnt", "/opt", "/srv",
 		"/var/tmp", "/var/log/apt", "/var/cache/apt/archives/partial", "/var/cache/debconf", "/var/lib/apt/lists/partial", "/var/mail")
 	for _, d := range dirs {

@@ -6,11 +6,14 @@ import (
 	"compress/gzip"
 	"crypto/sha256"
 	"fmt"
+	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
 	"tagout/internal/reason"
+	"tagout/internal/testenv"
 )
 
 // apt updates from and downloads out of a small repository, by way of the explicit proxy as Debian machines are
@@ -58,14 +61,19 @@ export APT_CONFIG=$D/apt.conf && `
 func serveApt(t *testing.T, w *world) {
 	t.Helper()
 	const about = "Package: practice-hello\nVersion: 1.0\nArchitecture: all\nMaintainer: Ada <ada@vendor.test>\nDescription: says hello\n"
-	deb := debOf(t, about)
-	const debPath = "pool/practice-hello_1.0_all.deb"
+	serveRepository(t, w.box, about, debOf(t, about, nil))
+}
+
+// serveRepository puts a repository with one package at /apt/ on the shelf. about is the package's control file.
+func serveRepository(t *testing.T, box *testenv.Box, about string, deb []byte) {
+	t.Helper()
+	const debPath = "pool/practice_1.0_all.deb"
 	packages := fmt.Sprintf("%sFilename: %s\nSize: %d\nSHA256: %x\n\n", about, debPath, len(deb), sha256.Sum256(deb))
 	const index = "main/binary-amd64/Packages"
 	release := fmt.Sprintf("Origin: practice\nSuite: stable\nCodename: stable\nDate: Thu, 01 Jan 2026 00:00:00 UTC\nArchitectures: amd64 all\nComponents: main\n"+
 		"Acquire-By-Hash: no\nSHA256:\n %x %d %s\n", sha256.Sum256([]byte(packages)), len(packages), index)
 	files := map[string][]byte{"dists/stable/Release": []byte(release), "dists/stable/" + index: []byte(packages), debPath: deb}
-	w.box.Net.Shelf.Handle("GET /apt/", http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+	box.Net.Shelf.Handle("GET /apt/", http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		content, ok := files[strings.TrimPrefix(r.URL.Path, "/apt/")]
 		if !ok {
 			http.NotFound(rw, r)
@@ -75,9 +83,17 @@ func serveApt(t *testing.T, w *world) {
 	}))
 }
 
-// debOf returns a package without files (deb(5)).
-func debOf(t *testing.T, control string) []byte {
+// debOf returns a package (deb(5)) with files by path, "./" first. Of these, what begins with "DEBIAN/" is for dpkg itself.
+func debOf(t *testing.T, control string, files map[string]string) []byte {
 	t.Helper()
+	meta, data := map[string]string{"./control": control}, map[string]string{}
+	for name, content := range files {
+		if script, ok := strings.CutPrefix(name, "DEBIAN/"); ok {
+			meta["./"+script] = content
+		} else {
+			data[name] = content
+		}
+	}
 	var out bytes.Buffer
 	out.WriteString("!<arch>\n")
 	for _, member := range []struct {
@@ -85,8 +101,8 @@ func debOf(t *testing.T, control string) []byte {
 		content []byte
 	}{
 		{"debian-binary", []byte("2.0\n")},
-		{"control.tar.gz", tgz(t, map[string]string{"./control": control})},
-		{"data.tar.gz", tgz(t, nil)},
+		{"control.tar.gz", tgz(t, meta)},
+		{"data.tar.gz", tgz(t, data)},
 	} {
 		fmt.Fprintf(&out, "%-16s%-12d%-6d%-6d%-8s%-10d`\n", member.name, 0, 0, 0, "100644", len(member.content))
 		out.Write(member.content)
@@ -103,8 +119,15 @@ func tgz(t *testing.T, files map[string]string) []byte {
 	var out bytes.Buffer
 	gz := gzip.NewWriter(&out)
 	tw := tar.NewWriter(gz)
-	for name, content := range files {
-		err := tw.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: int64(len(content)), Typeflag: tar.TypeReg})
+	for _, name := range slices.Sorted(maps.Keys(files)) { // directories before what is in them
+		content := files[name]
+		if strings.HasSuffix(name, "/") {
+			if err := tw.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Typeflag: tar.TypeDir}); err != nil {
+				t.Fatalf("packing %s: %v", name, err)
+			}
+			continue
+		}
+		err := tw.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Size: int64(len(content)), Typeflag: tar.TypeReg})
 		if err == nil {
 			_, err = tw.Write([]byte(content))
 		}
