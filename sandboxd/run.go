@@ -23,6 +23,7 @@ import (
 	"tagout/internal/reason"
 	"tagout/internal/trip"
 	"tagout/sandboxd/api"
+	"tagout/sandboxd/door"
 	"tagout/sandboxd/events"
 	"tagout/sandboxd/filewatch"
 	"tagout/sandboxd/guard"
@@ -53,7 +54,7 @@ type Metrics interface {
 	alert.Metrics
 }
 
-// Config is the daemon's configuration. Every field but Alerts, Authorities and Trip is needed.
+// Config is the daemon's configuration. Every field but Alerts, Authorities, Trip and API is needed.
 type Config struct {
 	Inst        instance.Instance
 	Init        string       // path of kid-init
@@ -61,6 +62,7 @@ type Config struct {
 	Authorities []config.Authority
 	Leases      lease.Terms
 	Trip        []trip.Rule // the box's
+	API         config.API  // zero: only over the unix socket
 	Budget      kids.Budget
 	Kernel      Kernel
 	Denials     events.Source
@@ -122,10 +124,18 @@ func Run(ctx context.Context, cfg Config, serve Serve) error {
 	}
 	orders := newOrders(cfg)
 	wg.Go(func() { orders.Run(ctx) })
-	mux := http.NewServeMux()
-	api.Register(mux, api.New(api.Config{
+	routes := api.New(api.Config{
 		Kids: manager, Plan: PlanFromCard, PlanEgress: EgressFromCard, Orders: orders, Keys: keys, Log: cfg.Log, Ending: ctx.Done(),
-	}))
+	})
+	if cfg.API.Listen.IsValid() {
+		d, err := door.Open(ctx, doorConfig(cfg, routes))
+		if err != nil {
+			return fmt.Errorf("starting sandboxd: %w", err)
+		}
+		wg.Go(func() { health.note(d.Run(ctx)) })
+	}
+	mux := http.NewServeMux()
+	api.Register(mux, routes)
 	api.RegisterProofs(mux, api.ProofConfig{
 		Proofs: manager, Killswitchd: cfg.Inst.UID(instance.Killswitchd), Ending: ctx.Done(),
 		Plan: func() (kids.Plan, error) { return proofPlan(cfg.Inst.Gateway().String()) },

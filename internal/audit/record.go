@@ -25,6 +25,9 @@ const (
 	EventKidResumed     = "kid.resumed"
 	EventExecStarted    = "exec.started"
 	EventExecEnded      = "exec.ended"
+	EventAPICalled      = "api.called"  // over TCP
+	EventAPIRefused     = "api.refused" // a caller whom nobody knows
+	EventToolCalled     = "tool.called" // by an AI agent
 	EventFileRead       = "file.read"
 	EventFileWritten    = "file.written"
 	EventFilesListed    = "files.listed"

@@ -17,7 +17,7 @@ const minSecret = 6
 
 // shapes are what secrets look like when nobody told us their values.
 var shapes = regexp.MustCompile(strings.Join([]string{
-	`tgo_[a-z2-7]{16,}`,
+	`tg[ok]_[a-z2-7]{16,}`,
 	`(?i:bearer|basic)[ +]+[A-Za-z0-9._~+/=-]{8,}`,
 	`AKIA[0-9A-Z]{16}`,
 	`gh[pousr]_[A-Za-z0-9]{20,}`,
@@ -39,7 +39,7 @@ var keyed = regexp.MustCompile(`(?i)((?:password|passwd|secret|token|api[_-]?key
 const shortestShape = 14
 
 // shapeMarks are texts of which every match of shapes holds one, but for those that hold a space or a plus.
-var shapeMarks = []string{"tgo_", "AKIA", "gh", "xox", "sk-", "eyJ", "AGE-SECRET-KEY-1"}
+var shapeMarks = []string{"tgo_", "tgk_", "AKIA", "gh", "xox", "sk-", "eyJ", "AGE-SECRET-KEY-1"}
 
 // mayHaveShape says false only where shapes matches nothing. Nearly all texts of nearly all records end here: the
 // expression itself costs some twenty times as much.

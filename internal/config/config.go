@@ -46,6 +46,7 @@ type Box struct {
 	Proof         Proof
 	Trip          []trip.Rule // for every kid, beside its card's
 	Leases        lease.Terms // zero: the default
+	API           API         // over TCP
 }
 
 // Load reads the file at path. The error is an Errors or the file system's.
@@ -76,6 +77,7 @@ type boxFile struct {
 	Proof         *proofFile        `yaml:"proof,omitempty"`
 	Trip          []tripFile        `yaml:"trip,omitempty"`
 	Leases        leasesFile        `yaml:"leases,omitempty"`
+	API           *apiFile          `yaml:"api,omitempty"`
 }
 
 // Marshal returns the file that Load reads back. It does not check b.
@@ -83,7 +85,7 @@ func (b *Box) Marshal() ([]byte, error) {
 	f := boxFile{
 		APIVersion: APIVersion, Kind: Kind, UpstreamCAs: b.UpstreamCAs, AlertWebhook: b.AlertWebhook,
 		MetricsListen: b.MetricsListen, DenySecrets: b.DenySecrets,
-		KidLimits: b.KidLimits, Proof: b.Proof.file(), Trip: tripFiles(b.Trip), Leases: writeLeases(b.Leases),
+		KidLimits: b.KidLimits, Proof: b.Proof.file(), Trip: tripFiles(b.Trip), Leases: writeLeases(b.Leases), API: b.API.file(),
 	}
 	for _, a := range b.Authorities {
 		f.Authorities = append(f.Authorities, a.file())

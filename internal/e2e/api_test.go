@@ -3,17 +3,22 @@ package e2e
 import (
 	"bytes"
 	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"strings"
 	"testing"
 
 	"tagout/internal/audit"
+	"tagout/internal/config"
 	"tagout/internal/control"
 	"tagout/internal/instance"
 	"tagout/internal/reason"
+	"tagout/internal/testenv"
 	"tagout/internal/wire"
 )
 
@@ -99,4 +104,81 @@ func TestFilesGoInAndOut(t *testing.T) {
 	box.WaitRecord("a refused read", func(r *audit.Record) bool {
 		return r.Event == audit.EventFileRead && r.Reason == reason.PathRefused && r.Kid == kid && r.Actor == "uid:0"
 	})
+}
+
+// TestTheAPIOverTCP: a key opens what its roles name and nothing more, from the moment it is made to that at which it is
+// removed; each call is recorded with who made it.
+func TestTheAPIOverTCP(t *testing.T) {
+	t.Parallel()
+	addr := freePort(t)
+	box := testenv.StartWith(t, func(b *config.Box) { b.API.Listen = addr })
+	reader := strings.TrimSpace(box.Must("apikey", "add", "reader", "--role", "read"))
+	maker := strings.TrimSpace(box.Must("apikey", "add", "maker", "--role", "read,spawn,exec,destroy", "--for", "1h"))
+	call := func(key, method, route string, in, out any) int {
+		t.Helper()
+		raw, err := json.Marshal(in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req, err := http.NewRequestWithContext(t.Context(), method, "http://"+addr.String()+route, bytes.NewReader(raw))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer "+key)
+		req.Header.Set("Content-Type", "application/json")
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close() // read whole
+		if out != nil {
+			if err := json.NewDecoder(resp.Body).Decode(out); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return resp.StatusCode
+	}
+	req := wire.SpawnRequest{Purpose: t.Name(), Card: bareCard}
+	if code := call(reader, "POST", "/v1/kids", req, nil); code != http.StatusForbidden {
+		t.Errorf("a reader spawns: %d", code)
+	}
+	var kid wire.Kid
+	if code := call(maker, "POST", "/v1/kids", req, &kid); code != http.StatusOK || kid.Name == "" {
+		t.Fatalf("spawn: %d %+v", code, kid)
+	}
+	var frame wire.ExecFrame
+	if code := call(maker, "POST", "/v1/kids/"+kid.Name+"/exec", wire.ExecRequest{Argv: []string{"echo", "hi"}}, &frame); code != http.StatusOK || string(frame.Stdout) != "hi\n" {
+		t.Errorf("exec: %d %+v", code, frame)
+	}
+	if code := call(maker, "GET", "/v1/kids/"+kid.Name+"/files?path=/workspace/x", nil, nil); code != http.StatusForbidden {
+		t.Errorf("files without the role: %d", code)
+	}
+	if code := call("tgk_guess", "GET", "/v1/kids", nil, nil); code != http.StatusUnauthorized {
+		t.Errorf("a guessed key: %d", code)
+	}
+	if list := box.Must("apikey", "ls"); !strings.Contains(list, "reader") || strings.Contains(list, reader) {
+		t.Errorf("apikey ls: %s", list)
+	}
+	box.Must("apikey", "rm", "maker")
+	if code := call(maker, "DELETE", "/v1/kids/"+kid.Name+"?reason=x", nil, nil); code != http.StatusUnauthorized {
+		t.Errorf("a removed key: %d", code)
+	}
+	box.WaitRecord("the refused spawn", func(r *audit.Record) bool {
+		return r.Event == audit.EventAPICalled && r.Actor == "key:reader" && r.Outcome == audit.OutcomeDeny && r.Fields["status"] == "403"
+	})
+	box.WaitRecord("the stranger", func(r *audit.Record) bool { return r.Event == audit.EventAPIRefused })
+	box.WaitRecord("the kid's maker", func(r *audit.Record) bool {
+		return r.Event == audit.EventKidSpawned && r.Kid == kid.Name && r.Actor == "key:maker"
+	})
+}
+
+// freePort returns an address on which nobody listens.
+func freePort(t *testing.T) netip.AddrPort {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close() // to be used again
+	return netip.MustParseAddrPort(l.Addr().String())
 }

@@ -107,6 +107,9 @@ func (i Instance) KeyDir() string { return filepath.Join(i.RunDir(), "idempotenc
 // ImageDir holds the images that were imported; only root reaches it.
 func (i Instance) ImageDir() string { return filepath.Join(i.StateDir(), "images") }
 
+// APIKeyFile holds the names, roles and hashes of the API's keys; only root reads it.
+func (i Instance) APIKeyFile() string { return filepath.Join(i.StateDir(), "apikeys.json") }
+
 // RuncRoot is runc's own state directory.
 func (i Instance) RuncRoot() string { return filepath.Join(i.RunDir(), "runc") }
 

@@ -161,7 +161,7 @@ var table = map[Code]Info{
 	KeyReused:       {"key-reused", "the Idempotency-Key was used for another request", "use a new key for a new request"},
 	KeyBusy:         {"key-busy", "the request with this Idempotency-Key is still under way", "ask again in a while, with the same key"},
 	KeyUnknown:      {"key-unknown", "what became of the request with this Idempotency-Key is not known", "look what is there, then use a new key"},
-	Unauthenticated: {"unauthenticated", "no API key or client certificate that counts here", "see docs/api.md"},
+	Unauthenticated: {"unauthenticated", "no API key or client certificate that counts here", "make a key with `tagout apikey add`"},
 	RoleMissing:     {"role-missing", "the caller does not hold the role that this needs", "use a key that has it"},
 	PathRefused:     {"path-refused", "the path leads out of the kid's writable places, or through a link", "name a file below /workspace or /tmp, without links"},
 	FileKind:        {"file-kind", "this is neither a regular file nor a directory", "leave it out"},

@@ -113,7 +113,7 @@ func config() huma.Config {
 	c.Info.Description = "Makes, runs and destroys kids: disposable sandboxes for agents that nobody trusts. See docs/api.md."
 	c.OpenAPIPath, c.DocsPath, c.SchemasPath, c.CreateHooks = "", "", "", nil
 	c.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
-		"key":         {Type: "http", Scheme: "bearer", Description: "An API key. Over the unix socket none is needed: root holds every role."},
+		"key":         {Type: "http", Scheme: "bearer", Description: "An API key; `tagout apikey add` makes one. Over the unix socket none is needed: root holds every role."},
 		"certificate": {Type: "mutualTLS", Description: "A client certificate that the box's configuration gives roles to."},
 	}
 	return c

@@ -6,27 +6,26 @@ import (
 	"net/http"
 	"slices"
 
+	"tagout/internal/apikey"
 	"tagout/internal/control"
 	"tagout/internal/reason"
 )
 
 // Role is what a caller may do.
-type Role string
+type Role = apikey.Role
 
-// Roles. Who comes over the unix socket is root and holds all of them.
+// Roles that routes name.
 const (
-	RoleRead    Role = "read"    // see kids, their events and grants
-	RoleSpawn   Role = "spawn"   // make kids
-	RoleExec    Role = "exec"    // run commands in kids
-	RoleFiles   Role = "files"   // read and write kids' files
-	RoleDestroy Role = "destroy" // remove kids
-	RoleGrant   Role = "grant"   // open hosts for a living kid, in the name of a person of the box's authority list
+	RoleRead    = apikey.RoleRead
+	RoleSpawn   = apikey.RoleSpawn
+	RoleExec    = apikey.RoleExec
+	RoleFiles   = apikey.RoleFiles
+	RoleDestroy = apikey.RoleDestroy
+	RoleGrant   = apikey.RoleGrant
 )
 
 // Roles lists all roles.
-func Roles() []Role {
-	return []Role{RoleRead, RoleSpawn, RoleExec, RoleFiles, RoleDestroy, RoleGrant}
-}
+func Roles() []Role { return apikey.Roles() }
 
 // Caller is who asks.
 type Caller struct {
@@ -70,8 +69,8 @@ const AgentHeader = "Tagout-Agent"
 // maxAgent bounds an agent's name.
 const maxAgent = 64
 
-// agentOf returns the agent that the request names, in printable ASCII.
-func agentOf(r *http.Request) string {
+// AgentOf returns the agent that the request names, in printable ASCII.
+func AgentOf(r *http.Request) string {
 	name := []byte(r.Header.Get(AgentHeader))
 	for i, b := range name {
 		if b <= ' ' || b > '~' {
@@ -85,7 +84,7 @@ func agentOf(r *http.Request) string {
 func fromRoot(h http.Handler) http.HandlerFunc {
 	return control.Admit(func(w http.ResponseWriter, r *http.Request) {
 		peer, _ := control.PeerOf(r.Context()) // Admit lets nobody in who is not known
-		c := Caller{Name: fmt.Sprintf("uid:%d", peer.UID), Roles: Roles(), Agent: agentOf(r)}
+		c := Caller{Name: fmt.Sprintf("uid:%d", peer.UID), Roles: Roles(), Agent: AgentOf(r)}
 		h.ServeHTTP(w, r.WithContext(WithCaller(r.Context(), c)))
 	}, 0)
 }
