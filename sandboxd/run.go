@@ -57,8 +57,9 @@ type Metrics interface {
 // Config is the daemon's configuration. Every field but Alerts, Authorities, Trip and API is needed.
 type Config struct {
 	Inst        instance.Instance
-	Init        string       // path of kid-init
-	Alerts      []alert.Sink // none: denied attempts are only logged
+	Trial       func(context.Context) error // runs a container, to see whether any can run here
+	Init        string                      // path of kid-init
+	Alerts      []alert.Sink                // none: denied attempts are only logged
 	Authorities []config.Authority
 	Leases      lease.Terms
 	Trip        []trip.Rule // the box's
@@ -115,6 +116,7 @@ func Run(ctx context.Context, cfg Config, serve Serve) error {
 	wg.Go(func() { manager.Run(ctx) })
 	wg.Go(func() { watch.Run(ctx) })
 	wg.Go(func() { newGuard(cfg, manager).Run(ctx) })
+	wg.Go(func() { health.note(cfg.Trial(ctx)) })
 	wg.Go(func() { health.note(reader.Run(ctx)) })
 	wg.Go(func() { health.note(sockets.Run(ctx)) })
 	wg.Go(func() { health.note(follower.Run(ctx)) })

@@ -5,7 +5,9 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"tagout/bpf"
@@ -16,9 +18,35 @@ import (
 	"tagout/internal/metrics"
 	"tagout/sandboxd"
 	"tagout/sandboxd/kids"
+	"tagout/sandboxd/trial"
 )
 
-func main() { daemon.Main(instance.Sandboxd, run) }
+// trialArg makes this program try the runtime, and do nothing else.
+const trialArg = "try-runtime"
+
+func main() {
+	if len(os.Args) == 3 && os.Args[1] == trialArg {
+		if _, err := trial.Run(context.Background(), os.Args[2]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	daemon.Main(instance.Sandboxd, run)
+}
+
+// tryRuntime runs a trial in a process of its own: a trial reaps its container's processes, and this process those of
+// its kids.
+func tryRuntime(ctx context.Context, self, init string) error {
+	out, err := exec.CommandContext(ctx, self, trialArg, init).CombinedOutput()
+	if ctx.Err() != nil {
+		return nil // it was called off
+	}
+	if err != nil {
+		return fmt.Errorf("trying the runtime: no kid can be started: %s (%w)", strings.TrimSpace(string(out)), err)
+	}
+	return nil
+}
 
 func run(ctx context.Context, d *daemon.Daemon) error {
 	maps, err := bpf.Open(d.Inst.PinDir())
@@ -35,8 +63,9 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 		d.Log.Error("going on with the default leases", "error", err)
 	}
 	d.Metrics.Drills(func() (time.Time, bool) { return drillhistory.LastPassed(instance.DrillDir()) })
+	init := filepath.Join(filepath.Dir(self), "kid-init")
 	return sandboxd.Run(ctx, sandboxd.Config{
-		Inst: d.Inst, Init: filepath.Join(filepath.Dir(self), "kid-init"), Alerts: sinks(d.Box), Authorities: d.Box.Authorities, Leases: terms, Trip: d.Box.Trip, API: d.Box.API,
+		Inst: d.Inst, Init: init, Trial: func(ctx context.Context) error { return tryRuntime(ctx, self, init) }, Alerts: sinks(d.Box), Authorities: d.Box.Authorities, Leases: terms, Trip: d.Box.Trip, API: d.Box.API,
 		Budget: kids.Budget{Box: d.Box.KidLimits.Kids, Owner: d.Box.KidLimits.KidsPerOwner},
 		Kernel: &kernel{maps: maps, lease: terms.Kernel, opens: connectRate(d.Box.KidLimits)}, Denials: denials{maps}, Audit: d.Audit, Metrics: metrics.NewSandboxd(d.Metrics), Log: d.Log,
 	}, d.Serve)

@@ -13,6 +13,7 @@ import (
 	"tagout/internal/instance"
 	"tagout/internal/practice"
 	"tagout/sandboxd/box"
+	"tagout/sandboxd/trial"
 )
 
 // offVar names checks of doctor, with commas in between, that are to come out as missing: it shows how a
@@ -22,7 +23,20 @@ const offVar = "TAGOUT_DOCTOR_OFF"
 // diagnose probes the machine.
 func diagnose(ctx context.Context) doctor.Report {
 	off := strings.FieldsFunc(os.Getenv(offVar), func(r rune) bool { return r == ',' || r == ' ' })
-	return doctor.Probes{BPF: box.KernelBPF{}.Features, Off: off}.Run(ctx)
+	return doctor.Probes{BPF: box.KernelBPF{}.Features, Trial: runtimeTrial(), Off: off}.Run(ctx)
+}
+
+// runtimeTrial runs a kid with the kid-init beside this program; nil where there is none.
+func runtimeTrial() func(context.Context) (string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil
+	}
+	init := filepath.Join(filepath.Dir(self), "kid-init")
+	if _, err := os.Stat(init); err != nil {
+		return nil
+	}
+	return func(ctx context.Context) (string, error) { return trial.Run(ctx, init) }
 }
 
 func boxes() box.Boxes {

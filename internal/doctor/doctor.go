@@ -39,7 +39,9 @@ type Feature struct {
 // Probes says how to probe. The zero value probes everything but BPF.
 type Probes struct {
 	BPF func() []Feature // nil: BPF counts as missing
-	Off []string         // names of checks that are to come out as missing, for trying how a refusal looks
+	// Trial runs a real container and says what it did; nil: nobody can try here.
+	Trial func(context.Context) (string, error)
+	Off   []string // names of checks that are to come out as missing, for trying how a refusal looks
 }
 
 // Report is the outcome of all probes.
@@ -97,7 +99,7 @@ func (p Probes) Run(ctx context.Context) Report {
 }
 
 func (p Probes) all() []probe {
-	out := slices.Concat(hostProbes(), cgroupProbes(), p.bpfProbes(), netProbes(), runcProbes(), imageProbes(), comfortProbes())
+	out := slices.Concat(hostProbes(), cgroupProbes(), p.bpfProbes(), netProbes(), runcProbes(), p.trialProbes(), imageProbes(), comfortProbes())
 	return out
 }
 

@@ -204,6 +204,47 @@ func TestRuncVersions(t *testing.T) {
 	}
 }
 
+// TestChangelogOfTheBuild: a distribution's backport counts where the changelog is that of the build which runs.
+func TestChangelogOfTheBuild(t *testing.T) {
+	t.Parallel()
+	const head = "runc (1.1.5+ds1-1+deb12u9) bookworm-security; urgency=high\n\n  * CVE-2025-31133, CVE-2025-52565, CVE-2025-52881: fixed\n"
+	for _, c := range []struct {
+		commit, changelog string
+		ok2024, ok2025    bool
+	}{
+		{"1.1.5+ds1-1+deb12u9", head, true, true},
+		{"1.1.5+ds1-1", head, false, false}, // an older build of the same package
+		{"", head, false, false},
+		{"1.1.5+ds1-1", "runc (1.1.5+ds1-1) unstable; urgency=medium\n\n  * New\n\nrunc (1.0) x\n  * CVE-2024-21626\n", true, false},
+		{"1.1.5+ds1-1", "", false, false},
+	} {
+		b := runcBuild{text: "1.1.5+ds1", v: version{1, 1, 5}, commit: c.commit, changelog: c.changelog}
+		if _, err := b.judge2024(); (err == nil) != c.ok2024 {
+			t.Errorf("%+v: 2024: %v", c, err)
+		}
+		if _, err := b.judge2025(); (err == nil) != c.ok2025 {
+			t.Errorf("%+v: 2025: %v", c, err)
+		}
+	}
+}
+
+func TestTrialOfTheRuntime(t *testing.T) {
+	t.Parallel()
+	works := func(context.Context) (string, error) { return "ran", nil }
+	broken := func(context.Context) (string, error) { return "", errors.New("crun: cannot join\nhybrid") }
+	for name, c := range map[string]struct {
+		trial  func(context.Context) (string, error)
+		needed bool
+		ok     bool
+	}{"works": {works, true, true}, "cannot run here": {broken, true, false}, "not tried": {nil, false, false}} {
+		p := (Probes{Trial: c.trial}).trialProbes()[0]
+		_, err := p.run(t.Context())
+		if p.Needed != c.needed || (err == nil) != c.ok {
+			t.Errorf("%s: %+v, %v", name, p.Check, err)
+		}
+	}
+}
+
 func oneLineOr(err error) string {
 	if err == nil {
 		return ""

@@ -1,10 +1,14 @@
 package doctor
 
 import (
+	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"os"
 	"os/exec"
+	"slices"
 	"strings"
 )
 
@@ -15,10 +19,22 @@ func runcProbes() []probe {
 			Fix: "`apt-get install runc`, or runc 1.1.12 or newer from its release page",
 		}, probeRunc},
 		{Check{
-			Name: "runc-2025", Cost: "an image or a mount that a kid controls could be made to redirect writes of runc; cards give a kid neither",
+			Name: "runc-2025", Cost: "an image that was made for it could redirect what runc writes while it makes a kid: import images that you trust",
 			Fix: "upgrade to runc 1.2.8, 1.3.3 or newer, or to a distribution build whose changelog names CVE-2025-31133",
 		}, probeRunc2025},
 	}
+}
+
+// trialProbes run a kid: a runtime that is there may still be unable to run here.
+func (p Probes) trialProbes() []probe {
+	c := Check{Name: "kid-trial", Needed: true, Cost: "no kid can be started", Fix: "see what the runtime says; runc from the distribution runs on every machine that has the rest of this list"}
+	if p.Trial == nil {
+		c.Needed, c.Cost, c.Fix = false, "nobody knows whether a kid can be started", "install kid-init beside tagout"
+		return []probe{{c, func(context.Context) (string, error) {
+			return "", errors.New("no container was tried: there is no kid-init")
+		}}}
+	}
+	return []probe{{c, p.Trial}}
 }
 
 // runcBuild is what `runc --version` says of itself.
@@ -26,6 +42,8 @@ type runcBuild struct {
 	text   string // the version as printed
 	v      version
 	commit string // distributions put their package version here
+
+	changelog string // of the distribution's package; may be empty, or another build's
 }
 
 func parseRunc(out string) (runcBuild, error) {
@@ -51,7 +69,9 @@ func findRunc(ctx context.Context) (runcBuild, error) {
 	if err != nil {
 		return runcBuild{}, fmt.Errorf("asking runc for its version: %w", err)
 	}
-	return parseRunc(string(out))
+	b, err := parseRunc(string(out))
+	b.changelog = changelog()
+	return b, err
 }
 
 func probeRunc(ctx context.Context) (string, error) {
@@ -69,16 +89,50 @@ var patched2024 = []string{
 	"1.1.7-0ubuntu1~20.04.2", "1.1.7-0ubuntu1~22.04.2", "1.1.7-0ubuntu2.2",
 }
 
+// fixed says how a distribution's build is known to have the fix of cve, which upstream made later; "" where it is
+// not: it is one of the builds in known, or the changelog that came with this very build names the hole.
+func (b runcBuild) fixed(cve string, known []string) string {
+	for _, p := range known {
+		if strings.HasPrefix(b.commit, p) {
+			return "this distribution build has the fix of " + cve
+		}
+	}
+	if b.commit == "" || b.changelog == "" {
+		return ""
+	}
+	first, _, _ := strings.Cut(b.changelog, "\n")
+	if strings.Contains(first, "("+b.commit+")") && strings.Contains(b.changelog, cve) {
+		return "the changelog of this distribution build names " + cve
+	}
+	return ""
+}
+
+// changelog reads what Debian's and Ubuntu's package says that it fixed; "" where there is none.
+func changelog() string {
+	f, err := os.Open("/usr/share/doc/runc/changelog.Debian.gz")
+	if err != nil {
+		return ""
+	}
+	defer f.Close() // only read
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		return ""
+	}
+	text, err := io.ReadAll(io.LimitReader(z, 1<<20))
+	if err != nil {
+		return ""
+	}
+	return string(text)
+}
+
 // judge2024 refuses versions that let a container reach the host through a leaked file descriptor
 // (CVE-2024-21626, fixed in 1.1.12).
 func (b runcBuild) judge2024() (string, error) {
 	if !b.v.less(version{1, 1, 12}) {
 		return "runc " + b.text, nil
 	}
-	for _, p := range patched2024 {
-		if strings.HasPrefix(b.commit, p) {
-			return fmt.Sprintf("runc %s, as %s: older than 1.1.12, but this distribution build has the fix of CVE-2024-21626", b.text, b.commit), nil
-		}
+	if why := b.fixed("CVE-2024-21626", patched2024); why != "" {
+		return fmt.Sprintf("runc %s, as %s: older than 1.1.12, but %s", b.text, b.commit, why), nil
 	}
 	return "", fmt.Errorf("runc %s is open to CVE-2024-21626: a container can reach the host's files", b.text)
 }
@@ -99,6 +153,10 @@ func (b runcBuild) judge2025() (string, error) {
 	switch {
 	case b.v[0] > 1, b.v[0] == 1 && b.v[1] >= 4, known && b.v[2] >= patch:
 		return "runc " + b.text, nil
+	}
+	missing := slices.DeleteFunc([]string{"CVE-2025-31133", "CVE-2025-52565", "CVE-2025-52881"}, func(cve string) bool { return b.fixed(cve, nil) != "" })
+	if len(missing) == 0 {
+		return fmt.Sprintf("runc %s, as %s: the distribution's changelog names the fixes", b.text, b.commit), nil
 	}
 	return "", fmt.Errorf("runc %s is older than the fixes of CVE-2025-31133, -52565 and -52881, unless its distribution put them in", b.text)
 }

@@ -10,13 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// initPath is where kid-init is inside a kid.
-const initPath = "/.tagout/kid-init"
+// InitPath is where kid-init is inside every kid.
+const InitPath = "/.tagout/kid-init"
 
 // RootFiles are the empty files and directories that a root filesystem must have for the runtime's own
 // mounts: the root is read-only, so nothing can be made later.
 func RootFiles() (dirs, files []string) {
-	return []string{"/proc", "/dev", "/tmp", path.Dir(initPath), Home}, []string{initPath}
+	return []string{"/proc", "/dev", "/tmp", path.Dir(InitPath), Home}, []string{InitPath}
 }
 
 const (
@@ -47,7 +47,7 @@ func build(s Spec) (*specs.Spec, error) {
 		Version:  "1.0.2",
 		Hostname: s.ID,
 		Root:     &specs.Root{Path: s.Root, Readonly: !s.Writable},
-		Process:  process(Process{Argv: append([]string{initPath}, s.InitArgs...), Env: []string{}, Dir: "/"}, InitUID),
+		Process:  process(Process{Argv: append([]string{InitPath}, s.InitArgs...), Env: []string{}, Dir: "/"}, InitUID),
 		Mounts:   mounts(s),
 		Linux: &specs.Linux{
 			CgroupsPath:   s.Cgroup,
@@ -114,7 +114,7 @@ func mounts(s Spec) []specs.Mount {
 			"nosuid", "nodev", "mode=1777", fmt.Sprintf("size=%d", s.Tmp), maxTmpNr,
 			fmt.Sprintf("uid=%d", KidUID), fmt.Sprintf("gid=%d", KidUID),
 		)},
-		{Destination: initPath, Type: "bind", Source: s.Init, Options: []string{"bind", "ro", "nosuid", "nodev"}},
+		{Destination: InitPath, Type: "bind", Source: s.Init, Options: []string{"bind", "ro", "nosuid", "nodev"}},
 	}
 	for _, m := range s.Mounts {
 		options := []string{"bind", "nosuid", "nodev"}
