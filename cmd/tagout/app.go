@@ -75,7 +75,7 @@ stopped.`,
 		a.pauseCommand(), a.resumeCommand(),
 		a.stopCommand(), a.tagsCommand(), a.releaseCommand(), a.orderCommand(), a.keyCommand(), a.vaultCommand(), a.timelineCommand(),
 		a.grantCommand(), a.grantsCommand(), a.ungrantCommand(), a.openapiCommand(),
-		a.putCommand(), a.getCommand(), a.lsCommand(), a.apikeyCommand(),
+		a.putCommand(), a.getCommand(), a.lsCommand(), a.apikeyCommand(), a.mcpCommand(),
 		a.imageCommand(), a.drillCommand(), a.containCommand(), a.demoCommand(), a.benchCommand(), a.versionCommand(),
 	)
 	return root

@@ -101,16 +101,17 @@ func wrong(from, to string) string {
 
 // owned names, for each big dependency, the packages that may import it.
 var owned = map[string][]string{
-	"github.com/elazarl/goproxy":          {"tagout/proxy", "tagout/internal/bench/peers/goproxy"}, // the second is the bare library, to measure by
-	"github.com/miekg/dns":                {"tagout/dnsfilter", "tagout/internal/practice"},
-	"github.com/cilium/ebpf":              {"tagout/bpf"},
-	"github.com/coreos/go-iptables":       {"tagout/internal/netfw"},
-	"github.com/prometheus/client_golang": {"tagout/internal/metrics"},
-	"github.com/containerd/go-runc":       {"tagout/sandboxd"},
-	"github.com/goccy/go-yaml":            {"tagout/internal/card", "tagout/internal/config", "tagout/internal/yamlx"},
-	"github.com/danielgtaylor/huma/v2":    {"tagout/sandboxd/api"},
-	"github.com/spf13/cobra":              {"tagout/cmd/tagout"},
-	"filippo.io/age":                      {"tagout/internal/authority/keyfile", "tagout/internal/credential", "tagout/internal/inspectca"},
+	"github.com/elazarl/goproxy":             {"tagout/proxy", "tagout/internal/bench/peers/goproxy"}, // the second is the bare library, to measure by
+	"github.com/miekg/dns":                   {"tagout/dnsfilter", "tagout/internal/practice"},
+	"github.com/cilium/ebpf":                 {"tagout/bpf"},
+	"github.com/coreos/go-iptables":          {"tagout/internal/netfw"},
+	"github.com/prometheus/client_golang":    {"tagout/internal/metrics"},
+	"github.com/containerd/go-runc":          {"tagout/sandboxd"},
+	"github.com/goccy/go-yaml":               {"tagout/internal/card", "tagout/internal/config", "tagout/internal/yamlx"},
+	"github.com/danielgtaylor/huma/v2":       {"tagout/sandboxd/api"},
+	"github.com/modelcontextprotocol/go-sdk": {"tagout/sandboxd/mcp"},
+	"github.com/spf13/cobra":                 {"tagout/cmd/tagout"},
+	"filippo.io/age":                         {"tagout/internal/authority/keyfile", "tagout/internal/credential", "tagout/internal/inspectca"},
 
 	"github.com/google/go-containerregistry": {"tagout/sandboxd/image/oci"},
 	"github.com/klauspost/compress":          {"tagout/sandboxd/image/oci"},

@@ -47,6 +47,11 @@ func NewClient(path string) *Client {
 	}}}
 }
 
+// NewClientOver returns a client that sends its calls through rt.
+func NewClientOver(rt http.RoundTripper) *Client {
+	return &Client{path: "this process", http: &http.Client{Transport: rt}}
+}
+
 // Error is a refusal that the daemon put into words.
 type Error struct{ Problem wire.Problem }
 

@@ -27,3 +27,9 @@ type Carried struct {
 	Bytes int64 `json:"bytes"`
 	Files int   `json:"files"` // and directories
 }
+
+// ToolCall is an AI agent's call of a tool, for the record.
+type ToolCall struct {
+	Tool      string `json:"tool"`
+	Arguments string `json:"arguments"` // JSON, long texts cut
+}

@@ -56,6 +56,7 @@ type Config struct {
 	Orders     Orders
 	Keys       *once.Store // nil: Idempotency-Key is not looked at, for tests
 	Log        *slog.Logger
+	Audit      Recorder
 	Ending     <-chan struct{} // closed when sandboxd ends
 }
 
@@ -76,6 +77,7 @@ type server struct {
 	orders     Orders
 	keys       *once.Store
 	log        *slog.Logger
+	audit      Recorder
 	ending     <-chan struct{}
 }
 
@@ -90,13 +92,14 @@ func New(cfg Config) *API {
 	mux := http.NewServeMux()
 	s := &server{
 		api: humago.New(mux, config()), kids: cfg.Kids, plan: cfg.Plan, planEgress: cfg.PlanEgress, orders: cfg.Orders,
-		keys: cfg.Keys, log: cfg.Log, ending: cfg.Ending,
+		keys: cfg.Keys, log: cfg.Log, audit: cfg.Audit, ending: cfg.Ending,
 	}
 	s.kidRoutes()
 	s.lifeRoutes()
 	s.fileRoutes()
 	s.policyRoutes()
 	s.orderRoutes()
+	s.toolRoutes()
 	s.documentRoute()
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		control.Refuse(w, http.StatusNotFound, reason.Malformed, "there is no route "+r.Method+" "+r.URL.Path+": GET /v1/openapi.json lists those that there are")

@@ -24,6 +24,9 @@ const (
 	RoleGrant   = apikey.RoleGrant
 )
 
+// RoleAny is held by whoever holds any role.
+const RoleAny Role = ""
+
 // Roles lists all roles.
 func Roles() []Role { return apikey.Roles() }
 
@@ -31,11 +34,15 @@ func Roles() []Role { return apikey.Roles() }
 type Caller struct {
 	Name  string // for records: "uid:0", "key:ci", "cert:ci.example.com"
 	Roles []Role
+	Local bool   // came over the unix socket: may have the machine's own files put into a kid
 	Agent string // what an AI agent calls its client; empty: no agent asks. Agents never hold RoleGrant
 }
 
 // May says whether the caller holds the role.
 func (c Caller) May(r Role) bool {
+	if r == RoleAny {
+		return len(c.Roles) > 0
+	}
 	return slices.Contains(c.Roles, r) && (c.Agent == "" || r != RoleGrant)
 }
 
@@ -84,7 +91,7 @@ func AgentOf(r *http.Request) string {
 func fromRoot(h http.Handler) http.HandlerFunc {
 	return control.Admit(func(w http.ResponseWriter, r *http.Request) {
 		peer, _ := control.PeerOf(r.Context()) // Admit lets nobody in who is not known
-		c := Caller{Name: fmt.Sprintf("uid:%d", peer.UID), Roles: Roles(), Agent: AgentOf(r)}
+		c := Caller{Name: fmt.Sprintf("uid:%d", peer.UID), Roles: Roles(), Local: true, Agent: AgentOf(r)}
 		h.ServeHTTP(w, r.WithContext(WithCaller(r.Context(), c)))
 	}, 0)
 }

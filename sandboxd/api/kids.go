@@ -38,6 +38,9 @@ func kidParam() []*huma.Param { return []*huma.Param{pathParam("kid", "The kid's
 
 // spawn with an Idempotency-Key goes on when the caller goes away: it comes back for the kid.
 func (s *server) spawn(ctx context.Context, in *struct{ Body wire.SpawnRequest }) (*kidReply, error) {
+	if c := CallerOf(ctx); in.Body.InputDir != "" && (!c.Local || c.Agent != "") {
+		return nil, problem(http.StatusForbidden, reason.RoleMissing, "input_dir names files of the machine that Tagout runs on, and only root there may do that: put the files into the kid instead")
+	}
 	plan, err := s.plan(in.Body)
 	if err != nil {
 		return nil, problem(http.StatusUnprocessableEntity, reason.Malformed, err.Error())

@@ -152,6 +152,29 @@ func TestRoles(t *testing.T) {
 	}
 }
 
+// TestOnlyRootNamesFilesOfTheMachine: a card's inputs are read with root's rights, so no key and no agent may say from where.
+func TestOnlyRootNamesFilesOfTheMachine(t *testing.T) {
+	planned := 0
+	api := New(Config{Plan: func(wire.SpawnRequest) (kids.Plan, error) { planned++; return kids.Plan{}, nil },
+		Kids: fakeKids{spawn: func(context.Context, kids.Request) (wire.Kid, error) { return wire.Kid{}, nil }}})
+	const body = `{"purpose":"x","card":"c","input_dir":"/etc"}`
+	for _, c := range []struct {
+		caller Caller
+		code   int
+	}{
+		{Caller{Name: "uid:0", Roles: Roles(), Local: true}, 200},
+		{Caller{Name: "uid:0", Roles: Roles(), Local: true, Agent: "m"}, 403},
+		{Caller{Name: "key:ci", Roles: Roles()}, 403},
+	} {
+		if w := request(api, c.caller, "POST", "/v1/kids", "", body); w.Code != c.code {
+			t.Errorf("%+v: %d %s", c.caller, w.Code, w.Body)
+		}
+	}
+	if planned != 1 {
+		t.Errorf("%d cards were read with their inputs", planned)
+	}
+}
+
 // TestPages walks a list in parts; what goes meanwhile hides nothing else.
 func TestPages(t *testing.T) {
 	all := []wire.Kid{{Name: "a"}, {Name: "b"}, {Name: "c"}, {Name: "d"}, {Name: "e"}}

@@ -34,10 +34,14 @@ func (r route) operation() huma.Operation {
 	if status == 0 {
 		status = http.StatusOK
 	}
+	roles, text := []string{string(r.role)}, string(r.role)
+	if r.role == RoleAny {
+		roles, text = []string{}, "any"
+	}
 	op := huma.Operation{
-		OperationID: r.id, Method: r.method, Path: r.path, Summary: r.summary, Description: "Role: " + string(r.role) + ".",
+		OperationID: r.id, Method: r.method, Path: r.path, Summary: r.summary, Description: "Role: " + text + ".",
 		DefaultStatus: status, MaxBodyBytes: control.MaxBody, BodyReadTimeout: -1, // read by buffer, below
-		Security: []map[string][]string{{"key": {string(r.role)}}, {"certificate": {string(r.role)}}},
+		Security: []map[string][]string{{"key": roles}, {"certificate": roles}},
 	}
 	if r.method == http.MethodPost {
 		op.Parameters = []*huma.Param{idempotencyKey()}

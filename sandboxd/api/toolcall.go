@@ -1,0 +1,31 @@
+package api
+
+import (
+	"context"
+	"net/http"
+
+	"tagout/internal/audit"
+	"tagout/internal/reason"
+	"tagout/internal/wire"
+)
+
+// Recorder is the audit log.
+type Recorder interface {
+	Log(audit.Record)
+	Err() error // why it takes no records at the moment
+}
+
+func (s *server) toolRoutes() {
+	add(s, route{id: "note-tool-call", method: http.MethodPost, path: "/v1/tool-calls", summary: "Record that an AI agent calls a tool, before it is carried out", role: RoleAny, status: http.StatusNoContent}, s.noteTool)
+}
+
+func (s *server) noteTool(ctx context.Context, in *struct{ Body wire.ToolCall }) (*struct{}, error) {
+	if err := s.audit.Err(); err != nil {
+		return nil, problem(http.StatusInsufficientStorage, reason.Capacity, "the audit log takes no records, and nothing is done that is not recorded: "+err.Error())
+	}
+	const most = 8 << 10
+	s.audit.Log(audit.Record{Event: audit.EventToolCalled, Actor: actor(ctx), Outcome: audit.OutcomeOK, Fields: map[string]string{
+		"tool": in.Body.Tool[:min(len(in.Body.Tool), 64)], "arguments": in.Body.Arguments[:min(len(in.Body.Arguments), most)],
+	}})
+	return nil, nil
+}
