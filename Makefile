@@ -14,7 +14,7 @@ RACEPKGS := ./proxy ./dnsfilter ./killswitch ./sandboxd/events ./sandboxd/sockwa
 FUZZTIME ?= 10m
 export CGO_ENABLED ?= 0
 
-.PHONY: build setup demo test test-race bench bench-egress bench-stop lint generate openapi check-generated fuzz clean
+.PHONY: build setup demo test test-race bench bench-egress bench-kids bench-stop lint generate openapi check-generated fuzz clean
 
 build: ## Build every binary, static, into build/bin
 	@mkdir -p $(BIN)
@@ -41,6 +41,10 @@ bench-egress: setup build ## Measure the road out beside squid, smokescreen, dns
 bench-stop: setup build ## Measure stops beside cgroup.kill, docker kill and podman kill (build/bench/stop.json)
 	@deploy/setup.sh bench-stop
 	$(BIN)/tagout bench stop --bin-dir $(BIN) --out build/bench
+
+bench-kids: setup build ## Measure spawns, commands and idle kids beside runc and docker (build/bench/kids.json)
+	@deploy/setup.sh bench-stop
+	$(BIN)/tagout bench kids --bin-dir $(BIN) --out build/bench
 
 bench: setup build ## Measure what is promised; prints a table and writes build/bench/*.json
 	$(BIN)/tagout bench --bin-dir $(BIN) --out build/bench

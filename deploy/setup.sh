@@ -1,7 +1,7 @@
 #!/bin/bash
 # Installs what Tagout needs on a Debian machine, and nothing that is there already.
 # usage: setup.sh [test|generate|bench|bench-stop]
-#   bench-stop adds docker.io and podman, whose `kill` `make bench-stop` measures beside Tagout's stop.
+#   bench-stop adds docker.io and podman, which `make bench-stop` and `make bench-kids` measure beside Tagout.
 #   bench also puts the peers that `make bench-egress` measures beside Tagout into build/peers.
 set -euo pipefail
 

@@ -32,7 +32,7 @@ const processes = 500
 // Run measures and writes the first issue's numbers: spawn and the three layers of a stop. An error means
 // that something could not be measured; a missed target is no error and stands in the table.
 func Run(ctx context.Context, c Config) (metrics []Metric, err error) {
-	peer, err := newRunc(ctx, c)
+	peer, err := newRunc(ctx, c.Inst, c.Card, c.InputDir)
 	if err != nil {
 		return nil, fmt.Errorf("measuring: %w", err)
 	}
@@ -81,7 +81,7 @@ func (c Config) spawn(ctx context.Context, name string) (first time.Duration, er
 	if err != nil {
 		return 0, err
 	}
-	err = box.Exec(ctx, kid.Name, wire.ExecRequest{Argv: []string{"/bin/sh", "-c", "echo ready"}}, func(f wire.ExecFrame) {
+	err = box.Exec(ctx, kid.Name, wire.ExecRequest{Argv: firstCommand}, func(f wire.ExecFrame) {
 		if first == 0 && len(f.Stdout) > 0 {
 			first = time.Since(began)
 		}

@@ -17,6 +17,7 @@ import (
 
 	"tagout/internal/cgroup"
 	"tagout/internal/drill"
+	"tagout/internal/instance"
 	"tagout/internal/wire"
 )
 
@@ -32,40 +33,41 @@ type runc struct {
 	model   func(context.Context) error // destroys the kid whose root filesystem is used
 }
 
-// newRunc learns the specification from a kid's own bundle.
-func newRunc(ctx context.Context, c Config) (*runc, error) {
+// newRunc learns the specification from the bundle of a kid of that card.
+// inputDir holds the hostile binary.
+func newRunc(ctx context.Context, inst instance.Instance, card []byte, inputDir string) (*runc, error) {
 	layout, err := cgroup.Detect()
 	if err != nil {
 		return nil, err
 	}
-	dir, remove, err := scratch(c.Inst)
+	dir, remove, err := scratch(inst)
 	if err != nil {
 		return nil, err
 	}
-	r := &runc{dir: dir, remove: remove, layout: layout, rel: c.Inst.CgroupRel() + "/bench", hostile: filepath.Join(c.InputDir, "hostile")}
-	if err := r.learn(ctx, c); err != nil {
+	r := &runc{dir: dir, remove: remove, layout: layout, rel: inst.CgroupRel() + "/bench", hostile: filepath.Join(inputDir, "hostile")}
+	if err := r.learn(ctx, inst, card); err != nil {
 		remove()
 		return nil, fmt.Errorf("preparing the bare runc: %w", err)
 	}
 	return r, nil
 }
 
-func (r *runc) learn(ctx context.Context, c Config) error {
-	box := drill.Sockets(c.Inst, nil)
-	kid, err := box.Spawn(ctx, wire.SpawnRequest{Name: "bench-model", Purpose: "show its specification", Card: string(c.Card), InputDir: c.InputDir})
+func (r *runc) learn(ctx context.Context, inst instance.Instance, card []byte) error {
+	box := drill.Sockets(inst, nil)
+	kid, err := box.Spawn(ctx, wire.SpawnRequest{Name: "bench-model", Purpose: "show its specification", Card: string(card), InputDir: filepath.Dir(r.hostile)})
 	if err != nil {
 		return err
 	}
 	// The kid lives on until close: its root filesystem is the peer's.
 	r.model = func(ctx context.Context) error { return box.Destroy(ctx, kid.Name, "measured") }
-	raw, err := os.ReadFile(filepath.Join(c.Inst.KidDir(kid.Name), "bundle", "config.json"))
+	raw, err := os.ReadFile(filepath.Join(inst.KidDir(kid.Name), "bundle", "config.json"))
 	if err == nil {
 		err = json.Unmarshal(raw, &r.spec)
 	}
 	if err != nil {
 		return errors.Join(err, r.model(context.WithoutCancel(ctx)))
 	}
-	r.strip(c.Inst.KidDir(kid.Name))
+	r.strip(inst.KidDir(kid.Name))
 	return nil
 }
 
@@ -113,10 +115,15 @@ func (r *runc) command(ctx context.Context, id string, argv ...string) (*exec.Cm
 
 // firstOutput measures `runc run` until the first byte that a command printed.
 func (r *runc) firstOutput(ctx context.Context) (time.Duration, error) {
-	cmd, err := r.command(ctx, "bench-first", "/bin/sh", "-c", "echo ready")
+	cmd, err := r.command(ctx, "bench-first", firstCommand...)
 	if err != nil {
 		return 0, err
 	}
+	return firstOutput(cmd)
+}
+
+// firstOutput starts cmd, measures until the first byte that it prints, and waits for its end.
+func firstOutput(cmd *exec.Cmd) (time.Duration, error) {
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		return 0, err
@@ -130,9 +137,18 @@ func (r *runc) firstOutput(ctx context.Context) (time.Duration, error) {
 	_, readErr := bufio.NewReader(out).ReadByte()
 	first := time.Since(began)
 	if err := errors.Join(readErr, cmd.Wait()); err != nil {
-		return 0, fmt.Errorf("bare runc run: %w: %s", err, stderr.Bytes())
+		return 0, fmt.Errorf("%s: %w: %s", filepath.Base(cmd.Path), err, stderr.Bytes())
 	}
 	return first, nil
+}
+
+// bare returns the peer without limits and without a filter for system calls.
+func (r *runc) bare() *runc {
+	out := *r
+	linux, process := *r.spec.Linux, *r.spec.Process
+	linux.Resources, linux.Seccomp, process.Rlimits = nil, nil, nil
+	out.spec.Linux, out.spec.Process = &linux, &process
+	return &out
 }
 
 // kills measures `runc kill --all ID KILL` until nothing of the hostile agent is left, as often as c.Runs.

@@ -1,10 +1,13 @@
 package bench
 
 import (
+	"archive/tar"
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"time"
 
 	"tagout/internal/cgroup"
@@ -33,10 +36,14 @@ func (s *stops) agents(ctx context.Context) ([]Metric, error) {
 		AtMost("all layers: the same, p50", Percentile(told, 50), "ms", 0),
 		AtMost("all layers: started to last sign of life seen from outside, p99", Percentile(seen, 99), "ms", 0),
 	}
+	at := site{inst: s.Inst, layout: s.layout, born: s.Internet.Do}
 	for _, p := range []struct {
 		name string
 		open func(context.Context) (*engine, error)
-	}{{"docker kill", s.openDocker}, {"podman kill", s.openPodman}} {
+	}{
+		{"docker kill", func(ctx context.Context) (*engine, error) { return openDocker(ctx, at, "vfs") }},
+		{"podman kill", func(ctx context.Context) (*engine, error) { return openPodman(ctx, at) }},
+	} {
 		m, err := s.beside(ctx, p.name, p.open, silent)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", p.name, err)
@@ -70,7 +77,7 @@ func (s *stops) hostileKid(ctx context.Context) (wire.Kid, error) {
 		}
 		s.run(ctx, kid.Name, "/workspace/hostile", "agent", "-tag", kid.Name, "-parts", "ticks,bulk,token,storm")
 		limited, cancel := context.WithTimeout(ctx, workLimit)
-		err = s.until(limited, "the hostile agent at work", func() bool {
+		err = until(limited, "the hostile agent at work", func() bool {
 			n, uses := s.processes(kid), s.Internet.API.Uses.Tally("agent:"+kid.Name).Accepted
 			missing = fmt.Sprintf("%d processes, token accepted %d times, at work: %v", n, uses, s.atWork(kid.Name))
 			return n >= hostileProcesses && uses > 0 && s.atWork(kid.Name)
@@ -142,6 +149,9 @@ func (s *stops) beside(ctx context.Context, name string, open func(context.Conte
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, p.close(context.WithoutCancel(ctx))) }()
+	if err := p.load(ctx, s.agentImage); err != nil {
+		return nil, err
+	}
 	runs := s.longRuns()
 	fmt.Fprintf(s.Out, "killing %d hostile agents with %s\n", runs, name)
 	var theirs []time.Duration
@@ -159,10 +169,10 @@ func (s *stops) beside(ctx context.Context, name string, open func(context.Conte
 }
 
 func (s *stops) killAgent(ctx context.Context, p *engine, name string) (time.Duration, error) {
-	if err := p.start(ctx, name); err != nil {
+	if err := p.start(ctx, name, containerLimits(), s.agentArgs(name)); err != nil {
 		return 0, err
 	}
-	if err := s.until(ctx, "the hostile agent at work in a container", func() bool { return s.atWork(name) }); err != nil {
+	if err := until(ctx, "the hostile agent at work in a container", func() bool { return s.atWork(name) }); err != nil {
 		return 0, err
 	}
 	began := practice.Now()
@@ -184,6 +194,19 @@ func (s *stops) ticksAt() string {
 // agentArgs are what the agent does in a container. Its token is of no use there.
 func (s *stops) agentArgs(name string) []string {
 	return []string{"/hostile", "agent", "-tag", name, "-ticks", s.ticksAt(), "-parts", "ticks,bulk,storm"}
+}
+
+// agentImage fills an image that holds the agent and nothing else.
+func (s *stops) agentImage(w *tar.Writer) error {
+	agent, err := os.ReadFile(filepath.Join(s.InputDir, "hostile"))
+	if err != nil {
+		return err
+	}
+	if err := w.WriteHeader(&tar.Header{Name: "hostile", Mode: 0o755, Size: int64(len(agent))}); err != nil {
+		return err
+	}
+	_, err = w.Write(agent)
+	return err
 }
 
 // limits are those of the kid.

@@ -52,7 +52,7 @@ func (s *stops) cut(ctx context.Context) (c cutTimes, err error) {
 		return c, err
 	}
 	s.run(ctx, kid.Name, "/bin/bash", "-c", uploadScript, kid.Name)
-	err = s.until(ctx, "ten uploads", func() bool {
+	err = until(ctx, "ten uploads", func() bool {
 		flowing := 0
 		for _, st := range s.Internet.Sink.Streams(kid.Name) {
 			if st.Bytes > 1<<20 {
@@ -91,7 +91,7 @@ const silence = 100 * time.Millisecond
 
 // quiet waits until last does not move any more.
 func (s *stops) quiet(ctx context.Context, last func() time.Duration) error {
-	return s.until(ctx, "silence", func() bool { return practice.Now()-last() > silence })
+	return until(ctx, "silence", func() bool { return practice.Now()-last() > silence })
 }
 
 // usesPerSecond is how often the token is used from outside while the credential layer fires.
@@ -141,7 +141,7 @@ func (s *stops) revoke(ctx context.Context) (t useTimes, err error) {
 	defer u.Stop()
 	began := practice.Now()
 	want := usesPerSecond / 5
-	if err := s.until(ctx, "uses of the token", func() bool { return u.Seen().Answered >= want }); err != nil {
+	if err := until(ctx, "uses of the token", func() bool { return u.Seen().Answered >= want }); err != nil {
 		return t, err
 	}
 	boot, command := bootTime(), practice.Now()
@@ -153,7 +153,7 @@ func (s *stops) revoke(ctx context.Context) (t useTimes, err error) {
 	if err != nil {
 		return t, err
 	}
-	if err := s.until(ctx, "uses after the order", func() bool { return u.Seen().Answered > before.Answered+want/2 }); err != nil {
+	if err := until(ctx, "uses after the order", func() bool { return u.Seen().Answered > before.Answered+want/2 }); err != nil {
 		return t, err
 	}
 	accepted := u.Seen().Accepted

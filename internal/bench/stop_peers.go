@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tagout/internal/cgroup"
+	"tagout/internal/instance"
 )
 
 // image is the name of the agent's image in both engines.
@@ -21,11 +22,11 @@ const image = "localhost/tagout-bench:latest"
 // engine is docker or podman: a command with its options, a root process whose namespaces hold all mounts that come
 // and go, directories and a cgroup. All of it lies within the instance, so that a cleanup finds it.
 //
-// It runs the hostile agent in a container with the kid's limit of processes, in the network namespace of the
-// practice internet: no link, no filter and no proxy lie between it and the sink, so that its last byte comes as
-// early as it can.
+// Its root process is born where the site says: for stops, in the network namespace of the practice internet, where no
+// link, no filter and no proxy lie between the hostile agent and the sink, so that its last byte comes as early as it
+// can.
 type engine struct {
-	s       *stops
+	site
 	command []string // and its options
 	run     []string // options of run
 	root    *exec.Cmd
@@ -36,13 +37,20 @@ type engine struct {
 	made    bool   // covered was made for it
 }
 
-func (s *stops) newEngine(name, covered string) (*engine, error) {
-	e := &engine{s: s, rel: s.Inst.CgroupRel() + "/bench-" + name, covered: covered}
+// site is where an engine lives.
+type site struct {
+	inst   instance.Instance
+	layout cgroup.Layout
+	born   func(fork func() error) error // calls fork on a thread that is in the root process's network namespace
+}
+
+func newEngine(at site, name, covered string) (*engine, error) {
+	e := &engine{site: at, rel: at.inst.CgroupRel() + "/bench-" + name, covered: covered}
 	var err error
-	if e.tmp, err = os.MkdirTemp(s.Inst.RunDir(), name+"-"); err != nil {
+	if e.tmp, err = os.MkdirTemp(at.inst.RunDir(), name+"-"); err != nil {
 		return nil, err
 	}
-	if e.dir, err = os.MkdirTemp(s.Inst.StateDir(), name+"-"); err != nil {
+	if e.dir, err = os.MkdirTemp(at.inst.StateDir(), name+"-"); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(e.tmp))
 	}
 	if err := os.Mkdir(covered, 0o711); err == nil {
@@ -53,13 +61,12 @@ func (s *stops) newEngine(name, covered string) (*engine, error) {
 	return e, nil
 }
 
-// begin starts a shell line as the engine's root process: in the practice internet's network namespace, with mounts
-// of its own, and in the engine's cgroup.
+// begin starts a shell line as the engine's root process: with mounts of its own, and in the engine's cgroup.
 func (e *engine) begin(line string, unshare ...string) error {
-	if err := e.s.layout.Create(e.rel); err != nil {
+	if err := e.layout.Create(e.rel); err != nil {
 		return err
 	}
-	dir, err := os.Open(e.s.layout.V2(e.rel))
+	dir, err := os.Open(e.layout.V2(e.rel))
 	if err != nil {
 		return err
 	}
@@ -73,7 +80,7 @@ func (e *engine) begin(line string, unshare ...string) error {
 	}
 	defer log.Close() // the child has its own
 	e.root.Stdout, e.root.Stderr = log, log
-	return e.s.Internet.Do(e.root.Start) // a child is born into the namespace of the thread that forks
+	return e.born(e.root.Start) // a child is born into the namespace of the thread that forks
 }
 
 // call runs the engine's command.
@@ -88,32 +95,25 @@ func (e *engine) call(ctx context.Context, args ...string) error {
 	return nil
 }
 
-// load makes an image that holds the agent and nothing else.
-func (e *engine) load(ctx context.Context) error {
+// load makes an image of what fill writes.
+func (e *engine) load(ctx context.Context, fill func(*tar.Writer) error) error {
 	file := filepath.Join(e.tmp, "image.tar")
-	agent, err := os.ReadFile(filepath.Join(e.s.InputDir, "hostile"))
-	if err != nil {
-		return err
-	}
 	f, err := os.Create(file)
 	if err != nil {
 		return err
 	}
 	w := tar.NewWriter(f)
-	err = w.WriteHeader(&tar.Header{Name: "hostile", Mode: 0o755, Size: int64(len(agent))})
-	if err == nil {
-		_, err = w.Write(agent)
-	}
-	if err = errors.Join(err, w.Close(), f.Close()); err != nil {
+	if err := errors.Join(fill(w), w.Close(), f.Close()); err != nil {
 		return err
 	}
 	return e.call(ctx, "import", file, image)
 }
 
-func (e *engine) start(ctx context.Context, name string) error {
-	args := append([]string{"run", "-d", "--name", name, "--cgroup-parent", e.rel}, containerLimits()...)
+// start runs argv in a container of the image, and returns when it is up.
+func (e *engine) start(ctx context.Context, name string, options, argv []string) error {
+	args := append([]string{"run", "-d", "--name", name, "--cgroup-parent", e.rel}, options...)
 	args = append(append(args, e.run...), image)
-	return e.call(ctx, append(args, e.s.agentArgs(name)...)...)
+	return e.call(ctx, append(args, argv...)...)
 }
 
 func (e *engine) kill(ctx context.Context, name string) error { return e.call(ctx, "kill", name) }
@@ -127,12 +127,12 @@ func (e *engine) close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	if e.root != nil && e.root.Process != nil {
-		e.root.Process.Kill()                       // and with it everything in its namespaces
-		cgroup.Kill(e.s.layout.V2(e.rel))           // what has none: conmon. Remove says what is wrong
-		cgroup.WaitEmpty(ctx, e.s.layout.V2(e.rel)) // as above
-		e.root.Wait()                               // killed on purpose
+		e.root.Process.Kill()                     // and with it everything in its namespaces
+		cgroup.Kill(e.layout.V2(e.rel))           // what has none: conmon. Remove says what is wrong
+		cgroup.WaitEmpty(ctx, e.layout.V2(e.rel)) // as above
+		e.root.Wait()                             // killed on purpose
 	}
-	err := errors.Join(e.s.layout.Remove(ctx, e.rel), os.RemoveAll(e.tmp), os.RemoveAll(e.dir))
+	err := errors.Join(e.layout.Remove(ctx, e.rel), os.RemoveAll(e.tmp), os.RemoveAll(e.dir))
 	if e.made {
 		err = errors.Join(err, os.Remove(e.covered))
 	}
@@ -141,24 +141,23 @@ func (e *engine) close(ctx context.Context) error {
 
 // openDocker starts Debian's dockerd by hand: no bridge, no firewall rules, everything of it in a pid namespace
 // that dies with it.
-func (s *stops) openDocker(ctx context.Context) (*engine, error) {
+//
+// driver is how it stores images and containers: vfs works everywhere.
+func openDocker(ctx context.Context, at site, driver string) (*engine, error) {
 	if !installed("/usr/sbin/dockerd", "/usr/bin/docker", "/usr/bin/unshare") {
 		return nil, errNoPeer
 	}
-	e, err := s.newEngine("docker", "/etc/docker") // dockerd puts a key there
+	e, err := newEngine(at, "docker", "/etc/docker") // dockerd puts a key there
 	if err != nil {
 		return nil, err
 	}
 	socket := "unix://" + filepath.Join(e.tmp, "sock")
 	e.command = []string{"/usr/bin/docker", "--host", socket}
 	line := fmt.Sprintf("/usr/sbin/dockerd --data-root %s --exec-root %s/exec --pidfile %s/pid --host %s --bridge=none --iptables=false --ip6tables=false "+
-		"--ip-forward=false --ip-masq=false --userland-proxy=false --storage-driver vfs --log-level warn", e.dir, e.tmp, e.tmp, socket)
+		"--ip-forward=false --ip-masq=false --userland-proxy=false --storage-driver %s --log-level warn", e.dir, e.tmp, e.tmp, socket, driver)
 	err = e.begin(line, "--pid", "--fork", "--kill-child", "--mount-proc")
 	if err == nil {
-		err = s.until(ctx, "dockerd serves", func() bool { return e.call(ctx, "version") == nil })
-	}
-	if err == nil {
-		err = e.load(ctx)
+		err = until(ctx, "dockerd serves", func() bool { return e.call(ctx, "version") == nil })
 	}
 	if err != nil {
 		return nil, errors.Join(err, e.close(context.WithoutCancel(ctx)))
@@ -167,11 +166,11 @@ func (s *stops) openDocker(ctx context.Context) (*engine, error) {
 }
 
 // openPodman has no daemon: its root process only holds the namespaces, which each command enters (some 2 ms).
-func (s *stops) openPodman(ctx context.Context) (*engine, error) {
+func openPodman(ctx context.Context, at site) (*engine, error) {
 	if !installed("/usr/bin/podman", "/usr/bin/unshare", "/usr/bin/nsenter") {
 		return nil, errNoPeer
 	}
-	e, err := s.newEngine("podman", "/var/lib/containers") // a cache, whatever --root says
+	e, err := newEngine(at, "podman", "/var/lib/containers") // a cache, whatever --root says
 	if err != nil {
 		return nil, err
 	}
@@ -187,10 +186,7 @@ func (s *stops) openPodman(ctx context.Context) (*engine, error) {
 		"--cgroup-manager", "cgroupfs", "--runtime", runc, "--events-backend", "none"}
 	// Its defaults are above this process's own limits.
 	e.run = []string{"--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096", "--log-driver", "none"}
-	err = s.until(ctx, "podman's mounts", func() bool { return mounted(e.root.Process.Pid, e.covered) })
-	if err == nil {
-		err = e.load(ctx)
-	}
+	err = until(ctx, "podman's mounts", func() bool { return mounted(e.root.Process.Pid, e.covered) })
 	if err != nil {
 		return nil, errors.Join(err, e.close(context.WithoutCancel(ctx)))
 	}

@@ -145,7 +145,7 @@ func (s *stops) done(ctx context.Context, kid wire.Kid, rep *wire.StopReport) er
 const untilLimit = time.Minute
 
 // until looks again and again until ok says yes.
-func (s *stops) until(ctx context.Context, what string, ok func() bool) error {
+func until(ctx context.Context, what string, ok func() bool) error {
 	ctx, cancel := context.WithTimeout(ctx, untilLimit)
 	defer cancel()
 	for !ok() {

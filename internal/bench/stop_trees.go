@@ -78,7 +78,7 @@ func (s *stops) fell(ctx context.Context, t tree, stop bool) (took time.Duration
 		return 0, err
 	}
 	s.run(ctx, kid.Name, t.argv...)
-	if err := s.until(ctx, fmt.Sprintf("%d processes", t.least), func() bool { return s.processes(kid) >= t.least }); err != nil {
+	if err := until(ctx, fmt.Sprintf("%d processes", t.least), func() bool { return s.processes(kid) >= t.least }); err != nil {
 		return 0, err
 	}
 	empty := make(chan time.Time, 1)
