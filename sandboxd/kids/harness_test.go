@@ -553,3 +553,13 @@ func probeInput(t testing.TB) files.Input {
 	}
 	return files.Input{Dir: filepath.Dir(self), From: filepath.Base(self), To: "probe", Mode: 0o755}
 }
+
+// steps returns all steps of a spawn.
+func (b *box) steps() (all []step) {
+	for _, part := range b.course() {
+		for _, lane := range part {
+			all = append(all, lane...)
+		}
+	}
+	return all
+}

@@ -382,3 +382,37 @@ func TestMarksAreNeverUsedAgain(t *testing.T) {
 		}
 	}
 }
+
+// TestGuardsLearnOfAKidWhileItIsMade: the two lanes wait for each other here, so that a spawn which took them in turn would
+// never end; and nothing starts before both are done.
+func TestGuardsLearnOfAKidWhileItIsMade(t *testing.T) {
+	b := newBox(t, "tsblanes")
+	var mu sync.Mutex
+	done := map[string]bool{}
+	is := func(step string) bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return done[step]
+	}
+	b.fault = func(step string, after bool) error {
+		switch {
+		case after:
+			mu.Lock()
+			done[step] = true
+			mu.Unlock()
+		case step == "policy":
+			eventually(t, "the container beside the guards", func() bool { return is("create") })
+		case step == "create":
+			eventually(t, "the kernel's entry beside the container", func() bool { return is("kernel") })
+		case step == "watch" || step == "clear" || step == "start":
+			for _, first := range []string{"kernel", "policy", "tokens", "files", "create"} {
+				if !is(first) {
+					t.Errorf("%s began before %s was done", step, first)
+				}
+			}
+		}
+		return nil
+	}
+	b.spawn("k1", plan())
+	b.fault = nil
+}

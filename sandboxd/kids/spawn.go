@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"tagout/internal/audit"
@@ -18,21 +19,23 @@ type step struct {
 	do   func(ctx context.Context, k *kid) error
 }
 
-// steps lists the stages in order. The session document needs the cgroup's id, so the cgroup comes first;
-// nothing can be in it before the container is created, much later.
-func (m *Manager) steps() []step {
-	return []step{
-		{"cgroup", m.makeCgroup},
-		{"document", m.writeDocument},
-		{"network", m.makeNetwork},
-		{"kernel", m.admit},
-		{"policy", m.pushPolicy},
-		{"tokens", m.mintTokens},
-		{"files", m.makeFiles},
-		{"create", m.createContainer},
-		{"watch", m.watchFiles},
-		{"clear", m.clear},
-		{"start", m.startContainer},
+// lane is steps that follow each other.
+type lane []step
+
+// course lists the steps: one part after the other, and the lanes of a part beside each other. The session document needs
+// the cgroup's id, so the cgroup comes first; nothing can be in it before the container is created.
+//
+// The guards learn of the kid while its container is made: both take their time waiting, for the kernel and for other
+// daemons, and neither asks for the other. Nothing of the kid's own runs before both are done: its init waits for start, and
+// what the guards have not heard of they deny.
+func (m *Manager) course() [][]lane {
+	return [][]lane{
+		{{{"cgroup", m.makeCgroup}, {"document", m.writeDocument}, {"network", m.makeNetwork}}},
+		{
+			{{"kernel", m.admit}, {"policy", m.pushPolicy}, {"tokens", m.mintTokens}},
+			{{"files", m.makeFiles}, {"create", m.createContainer}},
+		},
+		{{{"watch", m.watchFiles}, {"clear", m.clear}, {"start", m.startContainer}}},
 	}
 }
 
@@ -104,8 +107,41 @@ func (m *Manager) setCancel(k *kid, cancel func()) {
 	k.cancel = cancel
 }
 
+// runSteps goes the course, as far as it gets.
 func (m *Manager) runSteps(ctx context.Context, k *kid, timings map[string]time.Duration) error {
-	for _, s := range m.steps() {
+	var mu sync.Mutex // guards timings
+	note := func(name string, took time.Duration) {
+		mu.Lock()
+		defer mu.Unlock()
+		timings[name] = took
+		m.cfg.Metrics.Stage(name, took)
+	}
+	for _, part := range m.course() {
+		if err := m.runPart(ctx, k, part, note); err != nil {
+			return err
+		}
+	}
+	return ctx.Err() // nobody is left to be told that there is a kid
+}
+
+// runPart returns when all lanes have ended. The first that fails calls the others off, and its error is the answer.
+func (m *Manager) runPart(ctx context.Context, k *kid, part []lane, note func(string, time.Duration)) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var wg sync.WaitGroup
+	for _, l := range part {
+		wg.Go(func() {
+			if err := m.runLane(ctx, k, l, note); err != nil {
+				cancel(err) // only the first call counts
+			}
+		})
+	}
+	wg.Wait()
+	return context.Cause(ctx)
+}
+
+func (m *Manager) runLane(ctx context.Context, k *kid, l lane, note func(string, time.Duration)) error {
+	for _, s := range l {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
@@ -119,10 +155,9 @@ func (m *Manager) runSteps(ctx context.Context, k *kid, timings map[string]time.
 		if err := m.injected(s.name, true); err != nil {
 			return err
 		}
-		timings[s.name] = time.Since(began)
-		m.cfg.Metrics.Stage(s.name, timings[s.name])
+		note(s.name, time.Since(began))
 	}
-	return ctx.Err() // nobody is left to be told that there is a kid
+	return nil
 }
 
 // whyCut says why a spawn ended early, where that was meant: what broke is then only how it showed.
