@@ -127,7 +127,7 @@ func Run(ctx context.Context, cfg Config, serve Serve) error {
 	orders := newOrders(cfg)
 	wg.Go(func() { orders.Run(ctx) })
 	routes := api.New(api.Config{
-		Kids: manager, Plan: PlanFromCard, PlanEgress: EgressFromCard, Orders: orders, Keys: keys, Log: cfg.Log, Audit: cfg.Audit, Ending: ctx.Done(),
+		Kids: manager, Plan: PlanFromCard, PlanEgress: EgressFromCard, Orders: orders, Keys: keys, Log: cfg.Log, Audit: cfg.Audit, Logs: cfg.Inst.AuditDir(), Ending: ctx.Done(),
 	})
 	if cfg.API.Listen.IsValid() {
 		d, err := door.Open(ctx, doorConfig(cfg, routes))

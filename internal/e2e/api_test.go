@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
@@ -181,4 +182,27 @@ func freePort(t *testing.T) netip.AddrPort {
 	}
 	defer l.Close() // to be used again
 	return netip.MustParseAddrPort(l.Addr().String())
+}
+
+// TestAKidsEventsAreFollowed, from real daemons, to the kid's end.
+func TestAKidsEventsAreFollowed(t *testing.T) {
+	t.Parallel()
+	box := start(t)
+	kid := box.Spawn(bareCard, nil).Name
+	resp, err := box.Client(instance.Sandboxd).Do(t.Context(), http.MethodGet, "/v1/kids/"+kid+"/events", nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close() // read whole
+	box.Sh(kid, "exec 3<>/dev/tcp/192.0.2.1/80")
+	box.Destroy(kid)
+	raw, err := io.ReadAll(resp.Body) // it ends with the kid
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, event := range []string{audit.EventExecStarted, audit.EventExecEnded, audit.EventKidDestroyed} {
+		if !strings.Contains(string(raw), "\nevent: "+event+"\ndata: {") {
+			t.Errorf("no %s in %s", event, raw)
+		}
+	}
 }

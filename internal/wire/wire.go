@@ -23,7 +23,8 @@
 //	               GET    /v1/status               KillStatus
 //	               POST   /v1/proof                proves the layers now -> ProofReport; only uid 0
 //	               POST   /v1/lease                LeaseRequest -> LeaseReply; only sandboxd (uid 0)
-//	sandboxd       POST   /v1/kids                 SpawnRequest -> Kid
+//	sandboxd       everything that others may program against is in deploy/schema/openapi.json; in short:
+//	               POST   /v1/kids                 SpawnRequest -> Kid
 //	               GET    /v1/kids[?all=1]         []Kid; with all also those of proofs
 //	               GET    /v1/kids/{kid}           Kid
 //	               DELETE /v1/kids/{kid}?reason=…  idempotent
@@ -36,6 +37,10 @@
 //	               POST   /v1/kids/{kid}/grants    GrantRequest -> Grant; 403 where a person with a key could sign it
 //	               GET    /v1/kids/{kid}/grants    []Grant, those that hold
 //	               DELETE /v1/kids/{kid}/grants/{id}?by=…&reason=…  cuts what lived on it; idempotent
+//	               GET    /v1/kids/{kid}/files?path=…[&archive=tar]  bytes; PUT: bytes -> Carried
+//	               GET    /v1/kids/{kid}/files/list?path=…  []File
+//	               GET    /v1/kids/{kid}/events    server-sent audit records
+//	               POST   /v1/tool-calls           ToolCall, to be recorded
 //	               POST   /v1/proof                ProofKid, which lives until the connection ends; uid 0 and killswitchd
 //	               POST   /v1/proof/packet         ProofPacket -> ProofPacketReply; likewise
 //	               DELETE /v1/proof                destroys what proofs have left; likewise

@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"log/slog"
 	"net/http"
+	"sync/atomic"
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
@@ -57,6 +58,7 @@ type Config struct {
 	Keys       *once.Store // nil: Idempotency-Key is not looked at, for tests
 	Log        *slog.Logger
 	Audit      Recorder
+	Logs       string          // directory of the audit logs
 	Ending     <-chan struct{} // closed when sandboxd ends
 }
 
@@ -78,6 +80,8 @@ type server struct {
 	keys       *once.Store
 	log        *slog.Logger
 	audit      Recorder
+	logs       string
+	followers  atomic.Int32 // clients that follow events
 	ending     <-chan struct{}
 }
 
@@ -92,7 +96,7 @@ func New(cfg Config) *API {
 	mux := http.NewServeMux()
 	s := &server{
 		api: humago.New(mux, config()), kids: cfg.Kids, plan: cfg.Plan, planEgress: cfg.PlanEgress, orders: cfg.Orders,
-		keys: cfg.Keys, log: cfg.Log, audit: cfg.Audit, ending: cfg.Ending,
+		keys: cfg.Keys, log: cfg.Log, audit: cfg.Audit, logs: cfg.Logs, ending: cfg.Ending,
 	}
 	s.kidRoutes()
 	s.lifeRoutes()
@@ -100,6 +104,7 @@ func New(cfg Config) *API {
 	s.policyRoutes()
 	s.orderRoutes()
 	s.toolRoutes()
+	s.eventRoutes()
 	s.documentRoute()
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		control.Refuse(w, http.StatusNotFound, reason.Malformed, "there is no route "+r.Method+" "+r.URL.Path+": GET /v1/openapi.json lists those that there are")

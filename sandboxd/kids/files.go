@@ -153,6 +153,7 @@ func (m *Manager) openCarry(ctx context.Context, name, path string, write bool) 
 	if err := m.countCarry(k, 1); err != nil {
 		return nil, err
 	}
+	m.touch(k)
 	if c.tree, err = m.openPlace(k, place, write); err != nil {
 		m.countCarry(k, -1) // taking away always works
 		return nil, refusedCarry(path, err)
@@ -162,6 +163,7 @@ func (m *Manager) openCarry(ctx context.Context, name, path string, write bool) 
 
 func (m *Manager) closeCarry(c *carry) {
 	c.tree.Close()
+	c.m.touch(c.k)
 	m.countCarry(c.k, -1) // taking away always works
 }
 
