@@ -45,7 +45,7 @@ stop: {authority: "Ada Operator", maxTime: 60s}
 
 // dockerLimits are kidsCard's, and what else holds a kid that docker can be asked for.
 var dockerLimits = []string{
-	"--pids-limit", "128", "--memory", "256m", "--cpus", "1", "--ulimit", "nofile=1024:1024", "--network", "none", "--read-only",
+	"--pids-limit", "128", "--memory", "256m", "--cpus", "1", "--ulimit", "nofile=1024:1024", "--read-only",
 	"--tmpfs", "/tmp:size=16m", "--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--user", "1000:1000",
 }
 

@@ -20,10 +20,10 @@ import (
 func (l *lives) spawns(ctx context.Context) (metrics []Metric, err error) {
 	bare := l.runc.bare()
 	rivals := []*rival{
-		{name: "runc run, bare", once: func(ctx context.Context, _ string) (time.Duration, error) { return bare.firstOutput(ctx) }},
+		{name: runcBare, once: func(ctx context.Context, _ string) (time.Duration, error) { return bare.firstOutput(ctx) }},
 		{name: "runc run, limits and filter of a kid", once: func(ctx context.Context, _ string) (time.Duration, error) { return l.runc.firstOutput(ctx) }},
 	}
-	docker, err := openDocker(ctx, site{inst: l.Inst, layout: l.layout, born: func(fork func() error) error { return fork() }}, "overlay2")
+	docker, err := openDocker(ctx, site{inst: l.Inst, layout: l.layout, born: func(fork func() error) error { return fork() }}, dockerWay{storage: "overlay2", bridge: true})
 	switch {
 	case errors.Is(err, errNoPeer):
 		fmt.Fprintf(l.Out, "docker run is left out: %v\n", err)
@@ -34,9 +34,12 @@ func (l *lives) spawns(ctx context.Context) (metrics []Metric, err error) {
 		if err := docker.load(ctx, l.runc.image); err != nil {
 			return nil, fmt.Errorf("docker: %w", err)
 		}
-		rivals = append(rivals, &rival{name: "docker run, no network", once: func(ctx context.Context, name string) (time.Duration, error) {
-			return docker.firstOutput(ctx, name, append(l.runc.volumes(), dockerLimits...))
-		}})
+		for _, way := range [][2]string{{dockerAlone, "none"}, {dockerBridge, "bridge"}} {
+			options := append(append(l.runc.volumes(), dockerLimits...), "--network", way[1])
+			rivals = append(rivals, &rival{name: way[0], once: func(ctx context.Context, name string) (time.Duration, error) {
+				return docker.firstOutput(ctx, name, options)
+			}})
+		}
 	}
 	fmt.Fprintf(l.Out, "spawning %d kids, by turns with the peers\n", l.Spawns)
 	var kids, first []time.Duration
@@ -83,8 +86,15 @@ func (w *rival) measure(ctx context.Context, name string, counts bool) error {
 	return nil
 }
 
+// Peers that a spawn has a target beside.
+const (
+	runcBare     = "runc run, bare"
+	dockerAlone  = "docker run, same limits, no network"
+	dockerBridge = "docker run, same limits, its bridge"
+)
+
 // spawnTargets are parts of what the peer takes.
-var spawnTargets = map[string]float64{"runc run, bare": 2.5, "docker run, no network": 0.2}
+var spawnTargets = map[string]float64{runcBare: 2.5, dockerAlone: 0.2, dockerBridge: 0.2}
 
 func spawnRows(kids []time.Duration, rivals []*rival, limits string) []Metric {
 	var out []Metric

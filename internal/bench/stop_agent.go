@@ -41,7 +41,7 @@ func (s *stops) agents(ctx context.Context) ([]Metric, error) {
 		name string
 		open func(context.Context) (*engine, error)
 	}{
-		{"docker kill", func(ctx context.Context) (*engine, error) { return openDocker(ctx, at, "vfs") }},
+		{"docker kill", func(ctx context.Context) (*engine, error) { return openDocker(ctx, at, dockerWay{storage: "vfs"}) }},
 		{"podman kill", func(ctx context.Context) (*engine, error) { return openPodman(ctx, at) }},
 	} {
 		m, err := s.beside(ctx, p.name, p.open, silent)

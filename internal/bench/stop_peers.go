@@ -139,11 +139,14 @@ func (e *engine) close(ctx context.Context) error {
 	return err
 }
 
-// openDocker starts Debian's dockerd by hand: no bridge, no firewall rules, everything of it in a pid namespace
-// that dies with it.
-//
-// driver is how it stores images and containers: vfs works everywhere.
-func openDocker(ctx context.Context, at site, driver string) (*engine, error) {
+// dockerWay is how a dockerd is set up.
+type dockerWay struct {
+	storage string // its driver for images and containers: vfs works everywhere
+	bridge  bool   // a network namespace of its own, with a bridge and its rules; else it makes neither bridge nor rules
+}
+
+// openDocker starts Debian's dockerd by hand: everything of it in a pid namespace that dies with it.
+func openDocker(ctx context.Context, at site, w dockerWay) (*engine, error) {
 	if !installed("/usr/sbin/dockerd", "/usr/bin/docker", "/usr/bin/unshare") {
 		return nil, errNoPeer
 	}
@@ -153,9 +156,15 @@ func openDocker(ctx context.Context, at site, driver string) (*engine, error) {
 	}
 	socket := "unix://" + filepath.Join(e.tmp, "sock")
 	e.command = []string{"/usr/bin/docker", "--host", socket}
-	line := fmt.Sprintf("/usr/sbin/dockerd --data-root %s --exec-root %s/exec --pidfile %s/pid --host %s --bridge=none --iptables=false --ip6tables=false "+
-		"--ip-forward=false --ip-masq=false --userland-proxy=false --storage-driver %s --log-level warn", e.dir, e.tmp, e.tmp, socket, driver)
-	err = e.begin(line, "--pid", "--fork", "--kill-child", "--mount-proc")
+	line := fmt.Sprintf("/usr/sbin/dockerd --data-root %s --exec-root %s/exec --pidfile %s/pid --host %s --userland-proxy=false --storage-driver %s --log-level warn",
+		e.dir, e.tmp, e.tmp, socket, w.storage)
+	spaces := []string{"--pid", "--fork", "--kill-child", "--mount-proc"}
+	if w.bridge {
+		spaces = append(spaces, "--net")
+	} else {
+		line += " --bridge=none --iptables=false --ip6tables=false --ip-forward=false --ip-masq=false"
+	}
+	err = e.begin(line, spaces...)
 	if err == nil {
 		err = until(ctx, "dockerd serves", func() bool { return e.call(ctx, "version") == nil })
 	}
