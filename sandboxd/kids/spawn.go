@@ -25,14 +25,14 @@ type lane []step
 // course lists the steps: one part after the other, and the lanes of a part beside each other. The session document needs
 // the cgroup's id, so the cgroup comes first; nothing can be in it before the container is created.
 //
-// The guards learn of the kid while its container is made: both take their time waiting, for the kernel and for other
+// The kid is linked and the guards learn of it while its container is made: both take their time waiting, for the kernel and for other
 // daemons, and neither asks for the other. Nothing of the kid's own runs before both are done: its init waits for start, and
 // what the guards have not heard of they deny.
 func (m *Manager) course() [][]lane {
 	return [][]lane{
-		{{{"cgroup", m.makeCgroup}, {"document", m.writeDocument}, {"network", m.makeNetwork}}},
+		{{{"cgroup", m.makeCgroup}, {"document", m.writeDocument}, {"namespaces", m.makeNamespaces}}},
 		{
-			{{"kernel", m.admit}, {"policy", m.pushPolicy}, {"tokens", m.mintTokens}},
+			{{"network", m.makeNetwork}, {"kernel", m.admit}, {"policy", m.pushPolicy}, {"tokens", m.mintTokens}},
 			{{"files", m.makeFiles}, {"create", m.createContainer}},
 		},
 		{{{"watch", m.watchFiles}, {"clear", m.clear}, {"start", m.startContainer}}},

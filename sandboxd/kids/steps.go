@@ -86,16 +86,16 @@ func (m *Manager) writeDocument(_ context.Context, k *kid) error {
 	return m.store.Put(&k.rec.Session, m.cfg.Inst.GroupID())
 }
 
-func (m *Manager) makeNetwork(ctx context.Context, k *kid) error {
-	s := &k.rec.Session
-	first, count := m.cfg.Inst.KidUIDRange(s.Index)
-	err := network.CreateNamespaces(ctx, network.NamespaceConfig{Pins: m.pins(k.name), UIDFirst: first, UIDCount: count, Holder: m.cfg.Init})
-	if err != nil {
-		return err
-	}
+func (m *Manager) makeNamespaces(ctx context.Context, k *kid) error {
+	first, count := m.cfg.Inst.KidUIDRange(k.rec.Session.Index)
+	return network.CreateNamespaces(ctx, network.NamespaceConfig{Pins: m.pins(k.name), UIDFirst: first, UIDCount: count, Holder: m.cfg.Init})
+}
+
+func (m *Manager) makeNetwork(_ context.Context, k *kid) (err error) {
 	if !k.networked() {
-		return m.save(k)
+		return nil
 	}
+	s := &k.rec.Session
 	k.rec.IfIndex, err = network.Connect(network.LinkConfig{NetNS: s.NetNS, Name: s.Link, HostAddr: s.HostAddr, KidAddr: s.Addr})
 	if err != nil {
 		return err
