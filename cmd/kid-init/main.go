@@ -10,7 +10,8 @@
 // With the argument "hold" it waits for the end of its standard input instead: that is how sandboxd holds a
 // new user and network namespace open until it has pinned them. With "proof ADDRESS NAME" it looks NAME up at the
 // resolver at ADDRESS, again and again: that is the kid of one of killswitchd's proofs. With "packet MARK PORT TEXT" it
-// sends one packet over loopback and ends: that is another part of them.
+// sends one packet over loopback and ends: that is another part of them. With "tty COMMAND…" it makes its standard
+// input its controlling terminal and becomes the command.
 package main
 
 import (
@@ -25,6 +26,9 @@ import (
 
 func main() {
 	debug.SetGCPercent(-1) // nothing below allocates as long as it runs
+	if len(os.Args) > 2 && os.Args[1] == "tty" {
+		withTerminal(os.Args[2:])
+	}
 	signal.Ignore()
 	if len(os.Args) == 2 && os.Args[1] == "hold" {
 		hold()

@@ -12,7 +12,6 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"tagout/internal/instance"
 	"tagout/internal/wire"
 )
 
@@ -25,6 +24,7 @@ type execFlags struct {
 	dir     string
 	timeout time.Duration
 	stdin   bool
+	detach  bool // exec alone
 }
 
 func (f *execFlags) add(cmd *cobra.Command) {
@@ -42,6 +42,7 @@ func (a *app) execCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error { return a.exec(cmd.Context(), args[0], args[1:], f) },
 	}
 	f.add(cmd)
+	cmd.Flags().BoolVarP(&f.detach, "detach", "d", false, "print the command's id and let it run on: see execs, attach and end")
 	return cmd
 }
 
@@ -66,24 +67,12 @@ func (a *app) exec(ctx context.Context, kid string, argv []string, f execFlags) 
 		}
 		req.Stdin = raw
 	}
-	var exit *wire.ExecExit
-	err := a.stream(ctx, instance.Sandboxd, "/v1/kids/"+url.PathEscape(kid)+"/exec", req, func(line json.RawMessage) error {
-		var frame wire.ExecFrame
-		if err := json.Unmarshal(line, &frame); err != nil {
-			return err
-		}
-		if frame.Exit != nil {
-			exit = frame.Exit
-		}
-		return a.frame(line, frame)
-	})
-	if err != nil {
-		return err
+	route := "/v1/kids/" + url.PathEscape(kid) + "/exec"
+	if f.detach {
+		req.Detach = true
+		return a.detached(ctx, route, req)
 	}
-	if exit == nil {
-		return errors.New("the connection to sandboxd ended before the command did: see `tagout list`")
-	}
-	return exitOf(*exit)
+	return a.frames(ctx, route, req)
 }
 
 // frame passes one frame on: as it came with --json, else as the command wrote it.
@@ -93,6 +82,12 @@ func (a *app) frame(line json.RawMessage, f wire.ExecFrame) error {
 			return unread("output", err)
 		}
 		return nil
+	}
+	if f.Lost > 0 {
+		fmt.Fprintf(a.err, "tagout: %d bytes of the output are not kept\n", f.Lost) // nobody is left to be told
+	}
+	if f.Exit != nil && f.Exit.Cut {
+		fmt.Fprintln(a.err, "tagout: something that the command left running still holds its output; what it writes from here on is not shown") // as above
 	}
 	if _, err := a.out.Write(f.Stdout); err != nil {
 		return unread("output", err)
@@ -128,6 +123,8 @@ func exitOf(e wire.ExecExit) error {
 		return &coded{code, fmt.Errorf("the command was ended by %s", e.Signal)}
 	case "timeout":
 		return &coded{exitTimeout, errors.New("the command took too long and was killed with all that it started")}
+	case "killed":
+		return &coded{e.Code, fmt.Errorf("the command was %s", e.Detail)}
 	case "stopped":
 		text := "the kid was stopped"
 		if e.Detail != "" {

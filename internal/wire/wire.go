@@ -31,7 +31,11 @@
 //	               POST   /v1/kids/{kid}/pause     ChangeRequest; freezes it; idempotent
 //	               POST   /v1/kids/{kid}/resume    ChangeRequest; refused while a tag hangs on it; idempotent
 //	               POST   /v1/kids/{kid}/hold      -> stream: one line once it is held, then until either side ends
-//	               POST   /v1/kids/{kid}/exec      ExecRequest -> stream of ExecFrame, one JSON a line
+//	               POST   /v1/kids/{kid}/exec      ExecRequest -> stream of ExecFrame, one JSON a line (exec.go)
+//	               GET    /v1/kids/{kid}/execs     []Exec
+//	               GET    /v1/kids/{kid}/execs/{id}         Exec
+//	               POST   /v1/kids/{kid}/execs/{id}/attach  stream of ExecFrame, as exec
+//	               DELETE /v1/kids/{kid}/execs/{id}?reason=…  ends it, or forgets one that has ended; idempotent
 //	               PUT    /v1/kids/{kid}/policy    PolicyRequest -> PolicyReply; an unreadable card changes nothing
 //	               POST   /v1/order                SignedOrder -> OrderReply
 //	               POST   /v1/kids/{kid}/grants    GrantRequest -> Grant; 403 where a person with a key could sign it
@@ -326,30 +330,6 @@ const HoldAgain = time.Second
 // ChangeRequest says why a kid is paused or resumed, for the record.
 type ChangeRequest struct {
 	Reason string `json:"reason,omitempty"`
-}
-
-// ExecRequest runs a command in a kid. Stdin is sent whole; nil means an empty input.
-type ExecRequest struct {
-	Argv    []string          `json:"argv"`
-	Env     map[string]string `json:"env,omitempty"`
-	Dir     string            `json:"dir,omitempty"` // default /workspace
-	Stdin   []byte            `json:"stdin,omitempty"`
-	Timeout time.Duration     `json:"timeout_ns,omitempty"` // 0: none
-}
-
-// ExecFrame is one line of an exec's stream: output bytes, or the end.
-type ExecFrame struct {
-	Stdout []byte    `json:"stdout,omitempty"`
-	Stderr []byte    `json:"stderr,omitempty"`
-	Exit   *ExecExit `json:"exit,omitempty"`
-}
-
-// ExecExit is how an exec ended. Result is one of exited, signaled, timeout, stopped, failed.
-type ExecExit struct {
-	Result string `json:"result"`
-	Code   int    `json:"code"`
-	Signal string `json:"signal,omitempty"`
-	Detail string `json:"detail,omitempty"`
 }
 
 // MintRequest asks credd for the tokens of a new session.

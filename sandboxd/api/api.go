@@ -32,6 +32,7 @@ type Kids interface {
 	Spawn(ctx context.Context, r kids.Request) (wire.Kid, error)
 	Exec(ctx context.Context, name, actor string, r wire.ExecRequest, send func(wire.ExecFrame) error) error
 	Destroy(ctx context.Context, name, actor, why string) error
+	Commands
 	Lives
 	Files
 	Get(ctx context.Context, name string) (wire.Kid, error)
@@ -99,6 +100,7 @@ func New(cfg Config) *API {
 		keys: cfg.Keys, log: cfg.Log, audit: cfg.Audit, logs: cfg.Logs, ending: cfg.Ending,
 	}
 	s.kidRoutes()
+	s.execRoutes()
 	s.lifeRoutes()
 	s.fileRoutes()
 	s.policyRoutes()

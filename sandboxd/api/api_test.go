@@ -22,16 +22,17 @@ import (
 
 type fakeKids struct {
 	Files
-	Lives   // nil: panics on an unexpected call
-	spawn   func(ctx context.Context, r kids.Request) (wire.Kid, error)
-	exec    func(ctx context.Context, name, actor string, r wire.ExecRequest, send func(wire.ExecFrame) error) error
-	destroy func(ctx context.Context, name, actor, why string) error
-	get     func(ctx context.Context, name string) (wire.Kid, error)
-	list    func(ctx context.Context) []wire.Kid
-	change  func(name string, c kids.EgressChange) (wire.PolicyReply, error)
-	grant   func(name, actor string, r wire.GrantRequest) (wire.Grant, error)
-	ungrant func(name, id, actor, by, why string) error
-	refused func(name, by string)
+	Commands // nil: panics on an unexpected call
+	Lives    // nil: panics on an unexpected call
+	spawn    func(ctx context.Context, r kids.Request) (wire.Kid, error)
+	exec     func(ctx context.Context, name, actor string, r wire.ExecRequest, send func(wire.ExecFrame) error) error
+	destroy  func(ctx context.Context, name, actor, why string) error
+	get      func(ctx context.Context, name string) (wire.Kid, error)
+	list     func(ctx context.Context) []wire.Kid
+	change   func(name string, c kids.EgressChange) (wire.PolicyReply, error)
+	grant    func(name, actor string, r wire.GrantRequest) (wire.Grant, error)
+	ungrant  func(name, id, actor, by, why string) error
+	refused  func(name, by string)
 }
 
 func (f fakeKids) Spawn(ctx context.Context, r kids.Request) (wire.Kid, error) {

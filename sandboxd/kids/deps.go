@@ -84,6 +84,10 @@ type Runtime interface {
 	List() ([]string, error)
 	// Parked is the pid of kid-init's child that waits for the next command, 0 where there is none.
 	Parked(id string) int
+	// Groups returns the cgroups of commands below the container's own, unit.
+	Groups(unit string) ([]string, error)
+	// EndGroup kills what is in one, and removes it when it can be.
+	EndGroup(dir string)
 	// Reap clears away what commands that did not start left behind.
 	Reap()
 }

@@ -272,6 +272,7 @@ func (m *Manager) unclaim(k *kid) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.forgetExecs(k)
 	delete(m.kids, k.name)
 	close(k.released)
 	m.countKids()

@@ -12,7 +12,6 @@ import (
 	"github.com/oklog/ulid/v2"
 	"golang.org/x/sys/unix"
 
-	"tagout/internal/audit"
 	"tagout/internal/reason"
 	"tagout/internal/wire"
 	"tagout/sandboxd/runtime"
@@ -24,6 +23,7 @@ const (
 	resultSignaled = "signaled"
 	resultTimeout  = "timeout"
 	resultStopped  = "stopped"
+	resultKilled   = "killed"
 	resultFailed   = "failed"
 )
 
@@ -33,6 +33,7 @@ const (
 	codeNotRunnable = 126
 	codeNotFound    = 127
 	codeSignal      = 128 // plus the signal's number
+	codeKilled      = codeSignal + int(unix.SIGKILL)
 )
 
 const (
@@ -40,33 +41,6 @@ const (
 	killGrace  = 2 * time.Second        // for a killed command to end
 	stopGrace  = time.Second            // for killswitchd to hang the tag of a stop that just fired
 )
-
-// Exec runs a command in the kid and sends its output, byte for byte, and then exactly one frame that says
-// how it ended. An error means that nothing was started and nothing was sent. send is called by one
-// goroutine at a time; when it fails, or ctx ends, the command and all that it started are killed. What a
-// command leaves running in the background when it ends by itself goes on.
-func (m *Manager) Exec(ctx context.Context, name, actor string, r wire.ExecRequest, send func(wire.ExecFrame) error) error {
-	began := time.Now()
-	k, err := m.admitExec(ctx, name, r)
-	if err != nil {
-		m.cfg.Audit.Log(audit.Record{Event: audit.EventExecEnded, Kid: name, Actor: actor, Outcome: audit.OutcomeDeny,
-			Reason: ReasonOf(err), Detail: err.Error(), Fields: execFields(r, nil)})
-		return err
-	}
-	m.touch(k)
-	defer m.touch(k)
-	m.log(k, audit.Record{Event: audit.EventExecStarted, Actor: actor, Outcome: audit.OutcomeOK, Fields: execFields(r, nil)})
-	s := &stream{send: send}
-	exit := m.runCommand(ctx, k, r, s)
-	s.frame(wire.ExecFrame{Exit: &exit})
-	outcome := audit.OutcomeOK
-	if exit.Result != resultExited {
-		outcome = audit.OutcomeFail
-	}
-	m.log(k, audit.Record{Event: audit.EventExecEnded, Actor: actor, Outcome: outcome, Detail: exit.Detail, Fields: execFields(r, &exit)})
-	m.cfg.Metrics.ExecEnded(exit.Result, time.Since(began))
-	return nil
-}
 
 // execFields are what a record says of a command. Environment and input stay out: they are the likeliest
 // places of secrets.
@@ -120,6 +94,9 @@ func checkExec(r wire.ExecRequest) error {
 	if len(r.Argv) == 0 || r.Argv[0] == "" {
 		return refuse(Invalid, reason.Malformed, "no command was given")
 	}
+	if r.Detach && r.Input {
+		return refuse(Invalid, reason.Malformed, "a detached command has no caller who could send more input: leave out one of both")
+	}
 	if slices.ContainsFunc(append([]string{r.Dir}, r.Argv...), func(s string) bool { return strings.ContainsRune(s, 0) }) {
 		return refuse(Invalid, reason.Malformed, "the command contains a NUL byte")
 	}
@@ -143,11 +120,10 @@ func checkExec(r wire.ExecRequest) error {
 	return nil
 }
 
-// runCommand runs the command to its end and says how it ended.
-func (m *Manager) runCommand(ctx context.Context, k *kid, r wire.ExecRequest, s *stream) wire.ExecExit {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	s.failed = cancel
+// runCommand runs the command to its end and says how it ended. When ctx ends, its cause says why the command is
+// killed.
+func (m *Manager) runCommand(ctx context.Context, e *execution, r wire.ExecRequest, s *stream) wire.ExecExit {
+	k := e.k
 	run, err := m.startInTime(ctx, k, r)
 	if errors.Is(err, errTooSlow) {
 		return wire.ExecExit{Result: resultTimeout, Code: codeTimeout, Detail: fmt.Sprintf("called off after %s, before it had started", r.Timeout)}
@@ -155,13 +131,25 @@ func (m *Manager) runCommand(ctx context.Context, k *kid, r wire.ExecRequest, s 
 	if err != nil {
 		return m.notStarted(ctx, k, err)
 	}
-	defer m.tidy(k, run)
+	m.noteStarted(e, run)
+	defer m.tidy(e, run)
 	defer run.Close()
-	go feed(run, r.Stdin)
+	go e.feed(run, r)
 	s.read(run)
-	cause := m.await(ctx, k, run, r.Timeout)
-	s.drain(run)
-	return m.verdict(ctx, k, run, cause, r.Timeout)
+	cause := m.await(ctx, k, run, e.began, r.Timeout)
+	cut := s.drain(run)
+	exit := m.verdict(ctx, k, run, cause, r.Timeout)
+	exit.Cut, exit.Usage = cut, usage(run)
+	return exit
+}
+
+// usage is what the command had used, nil where the kernel did not say.
+func usage(run *runtime.Running) *wire.ExecUsage {
+	user, system, err := run.CPU()
+	if err != nil {
+		return nil // the kid is gone
+	}
+	return &wire.ExecUsage{User: user, System: system, MaxRSS: run.Exit().MaxRSS}
 }
 
 // errTooSlow is a command whose time was over before it had started: the kid's processes can hold that up.
@@ -193,7 +181,7 @@ func (m *Manager) start(ctx context.Context, k *kid, r wire.ExecRequest) (*runti
 		dir = runtime.Home
 	}
 	return m.cfg.Runtime.Exec(ctx, k.name, "exec-"+strings.ToLower(ulid.Make().String()), m.bundleDir(k), runtime.Process{
-		Argv: r.Argv, Dir: dir, OpenFiles: k.rec.Plan.Limits.OpenFiles, Owner: m.runsAs(k), Root: k.rec.Plan.Root > 0,
+		Argv: r.Argv, Dir: dir, TTY: terminal(r.TTY), OpenFiles: k.rec.Plan.Limits.OpenFiles, Owner: m.runsAs(k), Root: k.rec.Plan.Root > 0,
 		Env: environment(img.Env(m.rootDir(k)), k.rec.Plan.Env, k.rec.Tokens, r.Env),
 	})
 }
@@ -201,7 +189,10 @@ func (m *Manager) start(ctx context.Context, k *kid, r wire.ExecRequest) (*runti
 // notStarted says why a command did not start: it cannot be run, or the kid was stopped meanwhile.
 func (m *Manager) notStarted(ctx context.Context, k *kid, err error) wire.ExecExit {
 	if m.wasStopped(ctx, k) {
-		return wire.ExecExit{Result: resultStopped, Code: codeSignal + int(unix.SIGKILL), Detail: "the kid was stopped before the command started"}
+		return wire.ExecExit{Result: resultStopped, Code: codeKilled, Detail: "the kid was stopped before the command started"}
+	}
+	if errors.As(context.Cause(ctx), new(*endedBy)) {
+		return wire.ExecExit{Result: resultKilled, Code: codeKilled, Detail: context.Cause(ctx).Error() + ", before it had started"}
 	}
 	m.cfg.Log.Info("a command could not be started", "kid", k.name, "error", err)
 	code := codeNotFound
@@ -211,19 +202,12 @@ func (m *Manager) notStarted(ctx context.Context, k *kid, err error) wire.ExecEx
 	return wire.ExecExit{Result: resultFailed, Code: code, Detail: err.Error()}
 }
 
-// feed gives the command its input and then the end of it. A command that does not read, or has ended, ends
-// the feeding when run is closed.
-func feed(run *runtime.Running, input []byte) {
-	run.Stdin.Write(input) // the command need not read its input
-	run.Stdin.Close()      // as above
-}
-
 // await returns when the command has ended, or as much as it ever will, with the reason why it was killed:
 // empty where it was not killed from here.
-func (m *Manager) await(ctx context.Context, k *kid, run *runtime.Running, timeout time.Duration) (cause string) {
+func (m *Manager) await(ctx context.Context, k *kid, run *runtime.Running, began time.Time, timeout time.Duration) (cause string) {
 	var expired <-chan time.Time
 	if timeout > 0 {
-		t := time.NewTimer(timeout)
+		t := time.NewTimer(timeout - time.Since(began))
 		defer t.Stop()
 		expired = t.C
 	}
@@ -235,6 +219,9 @@ func (m *Manager) await(ctx context.Context, k *kid, run *runtime.Running, timeo
 		cause = resultTimeout
 	case <-ctx.Done():
 		cause = resultFailed
+		if errors.As(context.Cause(ctx), new(*endedBy)) {
+			cause = resultKilled
+		}
 	}
 	if cause != "" {
 		if err := run.Kill(); err != nil {
@@ -252,21 +239,22 @@ func (m *Manager) await(ctx context.Context, k *kid, run *runtime.Running, timeo
 
 // verdict says how the command ended.
 func (m *Manager) verdict(ctx context.Context, k *kid, run *runtime.Running, cause string, timeout time.Duration) wire.ExecExit {
-	killed := codeSignal + int(unix.SIGKILL)
 	select {
 	case <-run.Done():
 	default:
-		return wire.ExecExit{Result: resultFailed, Code: killed, Detail: "the command was killed but has not ended: it waits in the kernel"}
+		return wire.ExecExit{Result: resultFailed, Code: codeKilled, Detail: "the command was killed but has not ended: it waits in the kernel"}
 	}
 	switch exit := run.Exit(); {
 	case cause == resultTimeout:
 		return wire.ExecExit{Result: resultTimeout, Code: codeTimeout, Detail: fmt.Sprintf("killed after %s", timeout)}
+	case cause == resultKilled:
+		return wire.ExecExit{Result: resultKilled, Code: codeKilled, Signal: unix.SignalName(unix.SIGKILL), Detail: context.Cause(ctx).Error()}
 	case cause == resultFailed:
-		return wire.ExecExit{Result: resultFailed, Code: killed, Detail: "killed because whoever asked for it went away"}
+		return wire.ExecExit{Result: resultFailed, Code: codeKilled, Detail: "killed because whoever asked for it went away"}
 	case exit.Unknown:
-		return wire.ExecExit{Result: resultFailed, Code: killed, Detail: "the command has ended, but kid-init does not say how"}
+		return wire.ExecExit{Result: resultFailed, Code: codeKilled, Detail: "the command has ended, but kid-init does not say how"}
 	case exit.Signal == int(unix.SIGKILL) && m.wasStopped(ctx, k):
-		return wire.ExecExit{Result: resultStopped, Code: killed, Signal: unix.SignalName(unix.SIGKILL)}
+		return wire.ExecExit{Result: resultStopped, Code: codeKilled, Signal: unix.SignalName(unix.SIGKILL)}
 	case exit.Signal != 0:
 		return wire.ExecExit{Result: resultSignaled, Code: codeSignal + exit.Signal, Signal: unix.SignalName(unix.Signal(exit.Signal))}
 	default:
@@ -302,17 +290,25 @@ func (m *Manager) wasStopped(ctx context.Context, k *kid) bool {
 }
 
 // tidy removes the command's cgroup, now or, where background processes remain in it, before a later command.
-func (m *Manager) tidy(k *kid, run *runtime.Running) {
+func (m *Manager) tidy(e *execution, run *runtime.Running) {
 	if run.Tidy() {
 		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	k.lingering = append(k.lingering, run)
+	e.lingers = true
+	e.k.lingering = append(e.k.lingering, e)
 }
 
 func (m *Manager) tidyLingering(k *kid) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	k.lingering = slices.DeleteFunc(k.lingering, func(run *runtime.Running) bool { return run.Tidy() })
+	k.lingering = slices.DeleteFunc(k.lingering, func(e *execution) bool {
+		if !e.run.Tidy() {
+			return false
+		}
+		e.lingers = false
+		m.dropRecord(e)
+		return true
+	})
 }

@@ -52,7 +52,7 @@ func execResults(t *testing.T, b *box) {
 	} {
 		r := b.exec("k1", c.r)
 		detail := r.exit.Detail
-		r.exit.Detail = ""
+		r.exit.Detail, r.exit.Usage = "", nil
 		if r.exit != c.want || r.stdout.String() != c.out {
 			t.Errorf("%s: %+v %q (%s %s), want %+v %q", name, r.exit, r.stdout.String(), r.stderr.String(), detail, c.want, c.out)
 		}

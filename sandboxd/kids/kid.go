@@ -15,7 +15,6 @@ import (
 	"tagout/sandboxd/image"
 	"tagout/sandboxd/lifecycle"
 	"tagout/sandboxd/network"
-	"tagout/sandboxd/runtime"
 )
 
 // kid is one kid in memory. rec and the fields above it are written by the goroutine that holds life, before
@@ -38,8 +37,9 @@ type kid struct {
 
 	// Guarded by Manager.mu.
 	state      lifecycle.State
-	lingering  []*runtime.Running
-	carries    int // uses of its files that are under way
+	execs      map[string]*execution
+	lingering  []*execution // ended, with processes left in their cgroup
+	carries    int          // uses of its files that are under way
 	time       life
 	unfinished bool // its teardown failed, and Run goes on with it
 	unpushed   bool // some enforcement point has not taken the session document yet

@@ -3,11 +3,13 @@ package kids
 import (
 	"encoding/json"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"runtime"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 	"unsafe"
 
@@ -43,6 +45,13 @@ func runProbe(name string) int {
 		for {
 			unix.Kill(-1, unix.SIGSTOP) // all that it may signal but itself
 		}
+	case "serve":
+		return serve()
+	case "orphans":
+		n, _ := strconv.Atoi(os.Args[1]) // none where it is no number
+		return orphans(n)
+	case "dial":
+		fmt.Println(dial())
 	case "fill":
 		n, err := fill(os.Args[1])
 		fmt.Printf("%d %v\n", n, err)
@@ -196,4 +205,55 @@ func fill(path string) (int, error) {
 		}
 	}
 	return 1 << 20, nil
+}
+
+// serve listens, with workers that have the listener too.
+func serve() int {
+	l, err := net.Listen("tcp", "127.0.0.1:8080")
+	if err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	f, err := l.(*net.TCPListener).File()
+	for range 4 {
+		worker := exec.Command("/bin/sleep", "300")
+		worker.ExtraFiles = []*os.File{f}
+		worker.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+		if err == nil {
+			err = worker.Start()
+		}
+	}
+	if err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	fmt.Println("serving")
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return 1
+		}
+		c.Close() // nothing to say
+	}
+}
+
+// dial says what a connection to serve's port gives.
+func dial() string {
+	c, err := net.Dial("tcp", "127.0.0.1:8080")
+	if err == nil {
+		c.Close() // a probe
+		return ""
+	}
+	return name(err)
+}
+
+// orphans starts shells that leave a process behind each.
+func orphans(n int) int {
+	for range n {
+		if err := exec.Command("/bin/sh", "-c", "sleep .1 &").Run(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+	}
+	return 0
 }

@@ -36,6 +36,9 @@ func (m *Manager) Recover(ctx context.Context) error {
 			m.beginAgain(k)
 			m.cfg.Log.Info("adopted a running kid", "kid", name, "pid", k.pid)
 			m.watch(k)
+			if err := m.endExecs(k); err != nil {
+				m.cfg.Log.Error("ending what a predecessor's commands left in an adopted kid", "kid", name, "error", err)
+			}
 			if err := m.watchFilesOf(k, true); err != nil { // killswitchd sees that nobody watches, and stops the kid
 				m.cfg.Log.Error("watching an adopted kid", "kid", name, "error", err)
 			}

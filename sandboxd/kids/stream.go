@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -22,6 +23,7 @@ type stream struct {
 	err  error                      // guarded by mu; the first that send returned
 
 	readers sync.WaitGroup
+	cut     atomic.Bool // somebody still held a pipe open
 }
 
 // frame sends one frame; after a failure it drops everything.
@@ -36,20 +38,32 @@ func (s *stream) frame(f wire.ExecFrame) {
 	}
 }
 
+// redirect sends everything from here on to another receiver.
+func (s *stream) redirect(send func(wire.ExecFrame) error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.send, s.err = send, nil
+}
+
 // read starts sending what the command writes.
 func (s *stream) read(run *runtime.Running) {
 	s.readers.Go(func() { s.copy(run.Stdout, func(b []byte) wire.ExecFrame { return wire.ExecFrame{Stdout: b} }) })
-	s.readers.Go(func() { s.copy(run.Stderr, func(b []byte) wire.ExecFrame { return wire.ExecFrame{Stderr: b} }) })
+	if run.Stderr != nil {
+		s.readers.Go(func() { s.copy(run.Stderr, func(b []byte) wire.ExecFrame { return wire.ExecFrame{Stderr: b} }) })
+	}
 }
 
 // drain returns when everything that the command had written when it ended is sent. A child that holds the
-// pipes open gets drainGrace to finish what it writes, and no more.
-func (s *stream) drain(run *runtime.Running) {
+// pipes open gets drainGrace to finish what it writes, and no more: then the output is cut.
+func (s *stream) drain(run *runtime.Running) (cut bool) {
 	deadline := time.Now().Add(drainGrace)
 	for _, f := range []*os.File{run.Stdout, run.Stderr} {
-		f.SetReadDeadline(deadline) // a pipe that takes no deadline is closed by now
+		if f != nil {
+			f.SetReadDeadline(deadline) // a pipe that takes no deadline is closed by now
+		}
 	}
 	s.readers.Wait()
+	return s.cut.Load()
 }
 
 const frameSize = 32 << 10
@@ -63,6 +77,7 @@ func (s *stream) copy(f *os.File, wrap func([]byte) wire.ExecFrame) {
 			s.frame(wrap(buf[:n]))
 		}
 		if errors.Is(err, os.ErrDeadlineExceeded) {
+			s.cut.Store(true)
 			s.copyRest(f, buf, wrap)
 			return
 		}
@@ -81,6 +96,9 @@ func (s *stream) copyRest(f *os.File, buf []byte, wrap func([]byte) wire.ExecFra
 	}
 	left := 0
 	sizeErr := raw.Control(func(fd uintptr) { left, err = unix.FcntlInt(fd, unix.F_GETPIPE_SZ, 0) })
+	if errors.Is(err, unix.EBADF) { // a terminal, which holds less
+		left, err = 1<<16, nil
+	}
 	for sizeErr == nil && err == nil && left > 0 {
 		n := 0
 		ctlErr := raw.Control(func(fd uintptr) { n, err = unix.Read(int(fd), buf[:min(len(buf), left)]) })

@@ -21,8 +21,8 @@ var ErrNotStarted = errors.New("the command could not be started")
 // kidUmask is the umask of a kid's commands.
 const kidUmask = 0o022
 
-// Running is a command that runs in a container. Stdin, Stdout and Stderr are this side's ends of its pipes;
-// Close closes them.
+// Running is a command that runs in a container. Stdin, Stdout and Stderr are this side's ends of its pipes; of a
+// command with a terminal, Stdin and Stdout are the terminal's master and Stderr is nil. Close closes them.
 type Running struct {
 	PID    int // in the host's pid namespace
 	Stdin  *os.File
@@ -42,7 +42,7 @@ func (r *Runc) Exec(ctx context.Context, id, name, bundle string, p Process) (*R
 	fail := func(err error) (*Running, error) {
 		return nil, fmt.Errorf("running a command in container %s: %w", id, err)
 	}
-	pipes, err := newPipes(p.Owner)
+	pipes, err := newStreams(p)
 	if err != nil {
 		return fail(err)
 	}
@@ -69,6 +69,9 @@ func (m *master) exec(ctx context.Context, p Process, pipes *pipes, run *Running
 		return fmt.Errorf("%w: %w", ErrNotStarted, err)
 	}
 	command.UID, command.Umask = KidUID, kidUmask
+	if p.TTY != nil {
+		command.TTY = 1
+	}
 	memory, err := inMemory(text)
 	if err != nil {
 		return err
@@ -185,6 +188,18 @@ type pipe struct{ r, w *os.File }
 
 // pipes connects a command's standard streams. It implements go-runc's IO.
 type pipes struct{ in, out, err pipe }
+
+// newStreams makes what the process is to have.
+func newStreams(p Process) (*pipes, error) {
+	if p.TTY == nil {
+		return newPipes(p.Owner)
+	}
+	master, slave, err := newTerminal(p.Owner, *p.TTY)
+	if err != nil {
+		return nil, err
+	}
+	return &pipes{in: pipe{r: slave, w: master}, out: pipe{r: master, w: slave}, err: pipe{w: slave}}, nil
+}
 
 // newPipes makes pipes that belong to owner, a uid and gid of the host: the command may then open
 // /dev/stdout and the like again (proc(5)), as any program may.

@@ -46,6 +46,9 @@ func (r *Runc) enter(ctx context.Context, id, name, bundle string, p Process, pi
 			os.Remove(f) // read by then
 		}
 	}()
+	if p.TTY != nil {
+		p.Argv = append([]string{InitPath, "tty"}, p.Argv...)
+	}
 	raw, err := json.Marshal(process(p, KidUID))
 	if err == nil {
 		err = os.WriteFile(specFile, raw, 0o600)

@@ -32,7 +32,7 @@ var groups atomic.Uint64
 
 var started = time.Now().UnixNano()
 
-func groupName() string { return fmt.Sprintf("exec-%x-%d", started, groups.Add(1)) }
+func groupName() string { return fmt.Sprintf("%s%x-%d", groupPrefix, started, groups.Add(1)) }
 
 // park gets a child from kid-init and puts it into a cgroup.
 func (m *master) park(ctx context.Context) (_ *parked, err error) {

@@ -66,6 +66,7 @@ type Refusals struct {
 
 // Process is a command to run beside kid-init.
 type Process struct {
+	TTY       *Size // nil: it gets no terminal, but pipes
 	Argv      []string
 	Env       []string
 	Dir       string

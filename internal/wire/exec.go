@@ -1,0 +1,70 @@
+package wire
+
+import "time"
+
+// ExecRequest runs a command in a kid: Argv, or Shell as a line for /bin/sh. Stdin is its input, or the beginning of it
+// where Input says that more follows from whoever started it; without either it is empty.
+type ExecRequest struct {
+	Argv    []string          `json:"argv,omitempty"`
+	Shell   string            `json:"shell,omitempty"`
+	Env     map[string]string `json:"env,omitempty"`
+	Dir     string            `json:"dir,omitempty"` // default /workspace
+	Stdin   []byte            `json:"stdin,omitempty"`
+	Input   bool              `json:"-"`                    // more input follows; not over HTTP
+	Timeout time.Duration     `json:"timeout_ns,omitempty"` // 0: none
+	TTY     *TermSize         `json:"tty,omitempty"`        // it gets a terminal, and all its output is stdout
+	Detach  bool              `json:"detach,omitempty"`     // the answer is its id; it runs on, and its output is kept
+}
+
+// TermSize is the size of a terminal, in characters.
+type TermSize struct {
+	Rows uint16 `json:"rows"`
+	Cols uint16 `json:"cols"`
+}
+
+// ExecInput is what a caller goes on sending. Exactly one of the fields is set.
+type ExecInput struct {
+	Stdin  []byte    `json:"stdin,omitempty"`
+	EOF    bool      `json:"eof,omitempty"` // the input ends
+	Resize *TermSize `json:"resize,omitempty"`
+	Detach bool      `json:"detach,omitempty"` // let it run on without this caller
+}
+
+// ExecFrame is one line of an exec's stream: output bytes, or the end. The first has the command's id alone.
+type ExecFrame struct {
+	ID     string    `json:"id,omitempty"`
+	Stdout []byte    `json:"stdout,omitempty"` // base64, whatever the bytes are
+	Stderr []byte    `json:"stderr,omitempty"`
+	Lost   int64     `json:"lost,omitempty"` // so many bytes of a detached command's output are not kept; what follows, follows them
+	Exit   *ExecExit `json:"exit,omitempty"`
+}
+
+// ExecExit is how an exec ended. Result is one of exited, signaled, timeout, stopped (its kid was), killed (somebody
+// ended it), failed.
+type ExecExit struct {
+	Result string     `json:"result"`
+	Code   int        `json:"code"`
+	Signal string     `json:"signal,omitempty"`
+	Detail string     `json:"detail,omitempty"`
+	Cut    bool       `json:"cut,omitempty"` // what it left running still holds its output: more may come, and nobody reads it
+	Usage  *ExecUsage `json:"usage,omitempty"`
+}
+
+// ExecUsage is what the command and all that it started had used by its end.
+type ExecUsage struct {
+	User   time.Duration `json:"user_ns"`
+	System time.Duration `json:"system_ns"`
+	MaxRSS int64         `json:"max_rss"` // bytes, of its largest process
+}
+
+// Exec is a command that runs in a kid, or has ended and was detached.
+type Exec struct {
+	ID       string    `json:"id"`
+	Argv     []string  `json:"argv"` // cut after 64 words and 512 bytes
+	Actor    string    `json:"actor"`
+	Started  time.Time `json:"started"`
+	Detached bool      `json:"detached,omitempty"`
+	TTY      bool      `json:"tty,omitempty"`
+	Exit     *ExecExit `json:"exit,omitempty"` // nil: it runs
+	Ended    time.Time `json:"ended,omitzero"`
+}

@@ -1,0 +1,59 @@
+package runtime
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// groupPrefix begins the names of the cgroups of commands.
+const groupPrefix = "exec-"
+
+// Groups returns the cgroups of commands below unit, a container's in the v2 hierarchy. Those of commands that wait for
+// their orders are not among them.
+func (r *Runc) Groups(unit string) ([]string, error) {
+	entries, err := os.ReadDir(unit)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("looking for commands: %w", err)
+	}
+	var out []string
+	for _, e := range entries {
+		if e.IsDir() && strings.HasPrefix(e.Name(), groupPrefix) {
+			out = append(out, filepath.Join(unit, e.Name()))
+		}
+	}
+	return out, nil
+}
+
+// EndGroup kills everything in a cgroup that Groups returned. Reap removes it.
+func (r *Runc) EndGroup(dir string) { r.abandon(execGroup{dirs: []string{dir}, unified: dir}) }
+
+// Group is the command's cgroup in the v2 hierarchy.
+func (r *Running) Group() string { return r.group.unified }
+
+// CPU is the time that the command and all that it started have used.
+func (r *Running) CPU() (user, system time.Duration, err error) {
+	raw, err := os.ReadFile(filepath.Join(r.group.unified, "cpu.stat"))
+	if err != nil {
+		return 0, 0, fmt.Errorf("reading what a command used: %w", err)
+	}
+	for line := range strings.Lines(string(raw)) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		n, err := strconv.ParseInt(value, 10, 64)
+		if err != nil {
+			continue
+		}
+		switch name {
+		case "user_usec":
+			user = time.Duration(n) * time.Microsecond
+		case "system_usec":
+			system = time.Duration(n) * time.Microsecond
+		}
+	}
+	return user, system, nil
+}

@@ -1,0 +1,78 @@
+package runtime
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// Size is a terminal's, in characters.
+type Size struct{ Rows, Cols uint16 }
+
+// newTerminal makes a pseudoterminal on the host: the kid has no devpts through which it could reach others. The slave
+// belongs to owner, so that the command may open it again (proc(5)).
+func newTerminal(owner int, size Size) (master, slave *os.File, err error) {
+	master, err = os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("making a terminal: %w", err)
+	}
+	raw, err := master.SyscallConn()
+	if err == nil {
+		ctlErr := raw.Control(func(fd uintptr) { slave, err = openSlave(int(fd)) })
+		err = errors.Join(ctlErr, err)
+	}
+	if err == nil {
+		err = errors.Join(slave.Chown(owner, owner), resize(master, size))
+	}
+	if err != nil {
+		closeFiles(master, slave)
+		return nil, nil, fmt.Errorf("making a terminal: %w", err)
+	}
+	return master, slave, nil
+}
+
+func openSlave(master int) (*os.File, error) {
+	if err := unix.IoctlSetPointerInt(master, unix.TIOCSPTLCK, 0); err != nil {
+		return nil, err
+	}
+	fd, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(master), unix.TIOCGPTPEER, unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC)
+	if errno != 0 {
+		return nil, errno
+	}
+	return os.NewFile(fd, "pts"+strconv.Itoa(int(fd))), nil
+}
+
+func resize(master *os.File, s Size) error {
+	raw, err := master.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var setErr error
+	err = raw.Control(func(fd uintptr) {
+		setErr = unix.IoctlSetWinsize(int(fd), unix.TIOCSWINSZ, &unix.Winsize{Row: s.Rows, Col: s.Cols})
+	})
+	return errors.Join(err, setErr)
+}
+
+// Resize gives the command's terminal another size; the kernel tells the command (SIGWINCH).
+func (r *Running) Resize(rows, cols uint16) error {
+	if r.Stderr != nil {
+		return errors.New("the command has no terminal")
+	}
+	return resize(r.Stdout, Size{rows, cols})
+}
+
+// endOfInput is what a terminal takes for it, at the beginning of a line (termios(3), VEOF).
+const endOfInput = 4
+
+// EndInput tells the command that its input has ended.
+func (r *Running) EndInput() error {
+	if r.Stderr != nil {
+		return r.Stdin.Close()
+	}
+	_, err := r.Stdin.Write([]byte{endOfInput})
+	return err
+}
