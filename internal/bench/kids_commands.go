@@ -40,7 +40,7 @@ func (l *lives) commands(ctx context.Context) (metrics []Metric, err error) {
 	}
 	p50 := AtMost("command in a kid, request to its end, p50", Percentile(ends, 50), "ms", 5).Beside("runc exec", Percentile(runcs, 50))
 	if !p50.Met {
-		p50.Limits = "the scheduler: command line, sandboxd, kid-init and the command hand over to each other"
+		p50.Limits = "the processors: client, sandboxd, kid-init and the command each wait for their turn"
 	}
 	return []Metric{p50,
 		AtMost("command in a kid, request to its end, p99", Percentile(ends, 99), "ms", 0).Beside("runc exec", Percentile(runcs, 99)),

@@ -44,7 +44,7 @@ func (l *lives) parallel(ctx context.Context) ([]Metric, error) {
 	m := AtMost(fmt.Sprintf("%d spawns at once, until all gave output, median of %d", l.Parallel, parallelRounds), Percentile(all, 50), "ms", parallelTarget*one).
 		Beside("one spawn alone, p50", one)
 	if !m.Met {
-		m.Limits = fmt.Sprintf("%d processors that were busy %.0f %% of the time: each spawn had %.0f ms of them, the programs of runc most of it, and the kernel makes namespaces and moves processes between cgroups one after the other",
+		m.Limits = fmt.Sprintf("%d processors that were busy %.0f %% of the time: each spawn had %.0f ms of them",
 			runtime.NumCPU(), busy*100, busy*m.Value*float64(runtime.NumCPU())/float64(l.Parallel))
 	}
 	each := AtMost("the same, for each of them", m.Value/float64(l.Parallel), "ms", 0).Beside("one spawn alone, p50", one)
