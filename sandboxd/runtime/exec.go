@@ -18,6 +18,10 @@ import (
 // or its directory is missing.
 var ErrNotStarted = errors.New("the command could not be started")
 
+// prepareLate is how long the next child waits for a command that goes on. One that is parked while a short command
+// runs would hold up its end: the kernel removes no cgroup while it moves a process.
+const prepareLate = 50 * time.Millisecond
+
 // kidUmask is the umask of a kid's commands.
 const kidUmask = 0o022
 
@@ -29,9 +33,10 @@ type Running struct {
 	Stdout *os.File
 	Stderr *os.File
 
-	group execGroup
-	done  chan struct{}
-	exit  Exit // valid once done is closed
+	group  execGroup
+	tidied func() // called when the command is tidied away; may be nil
+	done   chan struct{}
+	exit   Exit // valid once done is closed
 }
 
 // Exec starts p in the container, in a cgroup of its own below the container's, so that Kill reaches
@@ -81,7 +86,6 @@ func (m *master) exec(ctx context.Context, p Process, pipes *pipes, run *Running
 	if err != nil {
 		return err
 	}
-	defer m.prepare()
 	stop := context.AfterFunc(ctx, func() { child.sock.SetDeadline(time.Now()) }) // ends waiting
 	defer stop()
 	deadline := time.Now().Add(patience)
@@ -91,10 +95,13 @@ func (m *master) exec(ctx context.Context, p Process, pipes *pipes, run *Running
 	}
 	if err != nil {
 		m.giveUp(child)
+		m.prepare()
 		return m.explain(ctx, child, err)
 	}
 	child.sock.Close() // it has ended
 	run.PID, run.group = child.pid, child.group
+	late := time.AfterFunc(prepareLate, m.prepare)
+	run.tidied = func() { late.Stop(); m.prepare() }
 	go run.follow(m, child)
 	return nil
 }
@@ -181,7 +188,13 @@ func (r *Running) Close() { closeFiles(r.Stdin, r.Stdout, r.Stderr) }
 
 // Tidy removes the command's cgroup; gone is false while something that the command started still runs in
 // it. What is never tidied goes away with the container's cgroup.
-func (r *Running) Tidy() (gone bool) { return r.group.remove() == nil }
+func (r *Running) Tidy() (gone bool) {
+	gone = r.group.remove() == nil
+	if r.tidied != nil {
+		r.tidied()
+	}
+	return gone
+}
 
 // pipe is a pair of file ends.
 type pipe struct{ r, w *os.File }
