@@ -1,6 +1,7 @@
 package sandboxd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,13 +16,15 @@ import (
 	"tagout/internal/config"
 	"tagout/internal/instance"
 	"tagout/internal/reason"
+	"tagout/internal/wire"
 )
 
-// orders judges who may change what a kid can reach (api.Orders). Where people of the authority list have keys for the
+// orders judges who may make a kid and change what it can reach (api.Orders). Where people of the authority list have keys for the
 // role grant, opening takes one of their signatures; where nobody has one, the name of somebody with the role does, as
 // root typed it.
 type orders struct {
 	people []config.Authority
+	spawns bool // making a kid takes a signature
 	list   interface {
 		List() (authority.List, error)
 	}
@@ -40,7 +43,7 @@ func newOrders(cfg Config) *orders {
 	if err != nil {
 		cfg.Log.Error("reading which orders were used: signed orders are refused", "error", err)
 	}
-	return &orders{people: cfg.Authorities, list: authority.NewBook(cfg.Inst.AuthorityFile(), 0), used: used, audit: cfg.Audit, log: cfg.Log}
+	return &orders{people: cfg.Authorities, spawns: cfg.SpawnSigned, list: authority.NewBook(cfg.Inst.AuthorityFile(), 0), used: used, audit: cfg.Audit, log: cfg.Log}
 }
 
 // changes are the actions that sandboxd carries out.
@@ -49,14 +52,60 @@ var changes = []string{authority.ActionGrant, authority.ActionUngrant, authority
 // Accept implements api.Orders. That the order was used is on disk before anything is done, so that no restart makes it
 // good again; the disk may take its time, for nothing is stopped here.
 func (o *orders) Accept(note []byte, peer string) (authority.Signed, error) {
+	return o.accept(note, peer, func(s authority.Signed) error {
+		switch {
+		case slices.Contains(changes, s.Action):
+			return nil
+		case s.Action == authority.ActionSpawn:
+			return &authority.Refusal{Code: reason.OrderInvalid, Text: "a signed spawn goes with the request for the kid"}
+		}
+		return &authority.Refusal{Code: reason.OrderInvalid, Text: fmt.Sprintf("sandboxd carries out no %s: bring it to killswitchd (`tagout order` does)", s.Action)}
+	})
+}
+
+// Spawn implements api.Orders.
+func (o *orders) Spawn(r wire.SpawnRequest, peer string) (authority.Signed, error) {
+	if r.Order == "" {
+		if !o.spawns {
+			return authority.Signed{}, nil
+		}
+		asked := authority.Signed{Order: authority.Order{Action: authority.ActionSpawn, Kid: r.Name}}
+		list, err := o.list.List()
+		if err == nil {
+			who := strings.Join(list.Signers(authority.RoleSpawn, time.Now()), ", ")
+			err = &authority.Refusal{Code: reason.OrderUnsigned,
+				Text: "making a kid takes a signature on this box (`spawn:` in its configuration), and this has none: give --key FILE; who may: " + cmp.Or(who, "nobody")}
+		}
+		return asked, o.refuse(asked, peer, err)
+	}
+	return o.accept([]byte(r.Order), peer, func(s authority.Signed) error {
+		for _, c := range []struct {
+			wrong bool
+			what  string
+		}{
+			{s.Action != authority.ActionSpawn, "is a " + s.Action + " and no spawn"},
+			{s.Card != authority.CardSum(r.Card), "is for another card"},
+			{s.Kid != r.Name, "is for another name of the kid"},
+			{s.Reason != r.Purpose, "is for another purpose"},
+		} {
+			if c.wrong {
+				return &authority.Refusal{Code: reason.OrderInvalid, Text: "the signed order " + c.what}
+			}
+		}
+		return nil
+	})
+}
+
+// accept takes an order that is good and that fits, once.
+func (o *orders) accept(note []byte, peer string, fits func(authority.Signed) error) (authority.Signed, error) {
 	now := time.Now()
 	list, err := o.list.List()
 	if err != nil {
 		return authority.Signed{}, o.refuse(authority.Signed{}, peer, err)
 	}
 	s, err := list.Verify(note, now)
-	if err == nil && !slices.Contains(changes, s.Action) {
-		err = &authority.Refusal{Code: reason.OrderInvalid, Text: fmt.Sprintf("sandboxd carries out no %s: bring it to killswitchd (`tagout order` does)", s.Action)}
+	if err == nil {
+		err = fits(s)
 	}
 	if err == nil {
 		err = o.used.Take(s.Order, now)

@@ -61,6 +61,7 @@ type Config struct {
 	Init        string                      // path of kid-init
 	Alerts      []alert.Sink                // none: denied attempts are only logged
 	Authorities []config.Authority
+	SpawnSigned bool // making a kid takes a signature
 	Leases      lease.Terms
 	Trip        []trip.Rule // the box's
 	API         config.API  // zero: only over the unix socket

@@ -19,7 +19,7 @@ func (a *app) runCommand() *cobra.Command {
 		Args: func(cmd *cobra.Command, args []string) error { return dashArgs(cmd, args, "CARD") },
 		RunE: func(cmd *cobra.Command, args []string) error {
 			sf.held = true
-			kid, err := a.spawn(cmd.Context(), args[0], sf)
+			kid, err := a.spawn(cmd, args[0], &sf)
 			if err != nil {
 				return err
 			}

@@ -22,10 +22,15 @@ type signer struct {
 }
 
 func (s *signer) flags(cmd *cobra.Command) {
+	s.keyFlags(cmd)
+	cmd.Flags().BoolVar(&s.printOnly, "print", false, "print the signed order and send it nowhere; `tagout order` delivers it")
+}
+
+// keyFlags are those of commands whose order goes with something else, at once.
+func (s *signer) keyFlags(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&s.key, "key", "", "sign the order with the private key in this file")
 	cmd.Flags().StringVar(&s.passphraseFile, "passphrase-file", "", "what decrypts the key")
 	cmd.Flags().DurationVar(&s.valid, "valid", authority.Life, "for how long the signed order is good, at most 1h")
-	cmd.Flags().BoolVar(&s.printOnly, "print", false, "print the signed order and send it nowhere; `tagout order` delivers it")
 	cmd.Flags().StringVar(&s.box, "box", "", "id of the box that the order is for (default: this one's)")
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"tagout/internal/authority"
 	"tagout/internal/instance"
 	"tagout/internal/wire"
 )
@@ -19,9 +20,11 @@ import (
 type spawnFlags struct {
 	name, purpose, inputDir string
 	held                    bool // not a flag: the kid goes when this command does
+	sign                    signer
 }
 
 func (f *spawnFlags) add(cmd *cobra.Command) {
+	f.sign.keyFlags(cmd)
 	cmd.Flags().StringVar(&f.name, "name", "", "the kid's name (default: one is made up)")
 	cmd.Flags().StringVar(&f.purpose, "purpose", "", "why it runs, for the record (default: the card's task)")
 	cmd.Flags().StringVar(&f.inputDir, "input-dir", "", "directory of the card's inputs (default: the card's own)")
@@ -32,7 +35,7 @@ func (a *app) spawnCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "spawn CARD", Short: "Make a kid from a job card, with nothing running in it yet", Args: wants("CARD"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			kid, err := a.spawn(cmd.Context(), args[0], f)
+			kid, err := a.spawn(cmd, args[0], &f)
 			if err != nil {
 				return err
 			}
@@ -47,7 +50,7 @@ func (a *app) spawnCommand() *cobra.Command {
 	return cmd
 }
 
-func (a *app) spawn(ctx context.Context, file string, f spawnFlags) (wire.Kid, error) {
+func (a *app) spawn(cmd *cobra.Command, file string, f *spawnFlags) (wire.Kid, error) {
 	c, raw, err := readCard(file)
 	if err != nil {
 		return wire.Kid{}, err
@@ -63,7 +66,22 @@ func (a *app) spawn(ctx context.Context, file string, f spawnFlags) (wire.Kid, e
 	if req.Purpose == "" {
 		req.Purpose = c.Task
 	}
-	return a.spawnNow(ctx, req)
+	if err := a.vouch(cmd, f, &req); err != nil {
+		return wire.Kid{}, err
+	}
+	return a.spawnNow(cmd.Context(), req)
+}
+
+// vouch signs the request, where it is to be signed: its card, the kid's name and the purpose, which becomes one line.
+func (a *app) vouch(cmd *cobra.Command, f *spawnFlags, req *wire.SpawnRequest) error {
+	signed, err := f.sign.used(cmd)
+	if err != nil || !signed {
+		return err
+	}
+	req.Purpose = authority.Purpose(req.Purpose)
+	order, err := f.sign.sign(a, authority.Order{Action: authority.ActionSpawn, Kid: req.Name, Card: authority.CardSum(req.Card), Reason: req.Purpose})
+	req.Order = order.Note
+	return err
 }
 
 // spawnNow is called off in one way only: the kid is made, and destroyed again. Whoever hung up while it is made

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/rand"
 	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -25,11 +26,13 @@ const (
 	ActionGrant   = "grant"   // open a door for a kid
 	ActionUngrant = "ungrant" // take a grant back
 	ActionPolicy  = "policy"  // give a kid another card's egress rules
+	ActionSpawn   = "spawn"   // make a kid of a card
 )
 
 // roleOf is the role that an action needs.
 var roleOf = map[string]string{
 	ActionStop: RoleStop, ActionRelease: RoleRelease, ActionGrant: RoleGrant, ActionUngrant: RoleGrant, ActionPolicy: RoleGrant,
+	ActionSpawn: RoleSpawn,
 }
 
 // ViaFleet says that an order came through a fleet's channel and not from an operator at the box.
@@ -57,13 +60,13 @@ type Order struct {
 	Scope   wire.Scope   `json:"scope,omitzero"`   // of a stop
 	Layers  []wire.Layer `json:"layers,omitempty"` // of a stop; empty: all three
 	Stop    string       `json:"stop,omitempty"`   // the tag that a release is about
-	Kid     string       `json:"kid,omitempty"`    // whose egress is changed
+	Kid     string       `json:"kid,omitempty"`    // whose egress is changed, or the name of the kid to make; empty: any
 	Door    Door         `json:"door,omitzero"`    // of a grant
 	Grant   string       `json:"grant,omitempty"`  // the id of the grant that is taken back
-	Card    string       `json:"card,omitempty"`   // of a policy: the SHA-256 of the card's text, hex
+	Card    string       `json:"card,omitempty"`   // of a policy or a spawn: the SHA-256 of the card's text, hex
 	By      string       `json:"by"`               // the signer's name on the box's authority list
-	Reason  string       `json:"reason"`
-	ID      string       `json:"id"` // ULID; an order is carried out once
+	Reason  string       `json:"reason"`           // of a spawn: its purpose
+	ID      string       `json:"id"`               // ULID; an order is carried out once
 	Via     string       `json:"via,omitempty"`
 	Issued  time.Time    `json:"issued"`
 	Expires time.Time    `json:"expires"`
@@ -136,6 +139,8 @@ func (o Order) check() error {
 	switch o.Action {
 	case ActionGrant, ActionUngrant, ActionPolicy:
 		return o.checkChange()
+	case ActionSpawn:
+		return o.checkSpawn()
 	}
 	if o.Kid != "" || o.Door != (Door{}) || o.Grant != "" || o.Card != "" {
 		return refuse(reason.OrderInvalid, "a %s changes no kid's egress", clip(o.Action))
@@ -152,8 +157,8 @@ func (o Order) check() error {
 		}
 		return nil
 	}
-	return refuse(reason.OrderInvalid, "an order cannot ask for %q: only for %s, %s, %s, %s or %s", clip(o.Action),
-		ActionStop, ActionRelease, ActionGrant, ActionUngrant, ActionPolicy)
+	return refuse(reason.OrderInvalid, "an order cannot ask for %q: only for %s, %s, %s, %s, %s or %s", clip(o.Action),
+		ActionStop, ActionRelease, ActionGrant, ActionUngrant, ActionPolicy, ActionSpawn)
 }
 
 // checkChange is about the orders that change what a kid may reach: each says exactly what its action needs.
@@ -170,10 +175,43 @@ func (o Order) checkChange() error {
 		return refuse(reason.OrderInvalid, "a grant names a host and a port")
 	case grant && !plain(o.Grant):
 		return refuse(reason.OrderInvalid, "the id of the grant holds control characters or is too long")
-	case card && (len(o.Card) != 2*sha256.Size || strings.Trim(o.Card, "0123456789abcdef") != ""):
+	case card:
+		return o.checkCard()
+	}
+	return nil
+}
+
+func (o Order) checkCard() error {
+	if len(o.Card) != 2*sha256.Size || strings.Trim(o.Card, "0123456789abcdef") != "" {
 		return refuse(reason.OrderInvalid, "the order does not name a card by its SHA-256")
 	}
 	return nil
+}
+
+func (o Order) checkSpawn() error {
+	if o.Scope != (wire.Scope{}) || len(o.Layers) > 0 || o.Stop != "" || o.Via != "" || o.Door != (Door{}) || o.Grant != "" {
+		return refuse(reason.OrderInvalid, "a spawn names a card and perhaps a kid, and nothing that another order does")
+	}
+	if o.Kid != "" && !plain(o.Kid) {
+		return refuse(reason.OrderInvalid, "the kid's name holds control characters or is too long")
+	}
+	return o.checkCard()
+}
+
+// CardSum is how an order names a card: the SHA-256 of its text, hex.
+func CardSum(card string) string {
+	sum := sha256.Sum256([]byte(card))
+	return hex.EncodeToString(sum[:])
+}
+
+// Purpose makes one plain line of a text, as an order's reason has to be.
+func Purpose(text string) string {
+	line := strings.Join(strings.Fields(strings.ToValidUTF8(text, "?")), " ")
+	for len(line) > maxText {
+		_, last := utf8.DecodeLastRuneInString(line)
+		line = line[:len(line)-last]
+	}
+	return line
 }
 
 // Peek says what a signed order asks for, if it is one. Nothing is verified: it tells a courier where to bring it.

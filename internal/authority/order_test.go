@@ -126,7 +126,7 @@ func TestVerify(t *testing.T) {
 		"unknown field":    {signText(t, strings.Replace(text(t, stopOrder("Bob")), `{"action"`, `{"x":1,"action"`, 1), bob.private), reason.OrderInvalid, "canonical"},
 		"other case":       {signText(t, strings.Replace(text(t, stopOrder("Bob")), `"action"`, `"Action"`, 1), bob.private), reason.OrderInvalid, "canonical"},
 		"local time":       {signText(t, strings.Replace(text(t, stopOrder("Bob")), "03:02:01Z", "04:02:01+01:00", 1), bob.private), reason.OrderInvalid, "UTC"},
-		"unknown action":   {signText(t, text(t, change(stopOrder("Bob"), func(o *Order) { o.Action = "spawn" })), bob.private), reason.OrderInvalid, "only for stop, release, grant"},
+		"unknown action":   {signText(t, text(t, change(stopOrder("Bob"), func(o *Order) { o.Action = "promote" })), bob.private), reason.OrderInvalid, "only for stop, release, grant"},
 		"two scopes":       {signText(t, text(t, change(stopOrder("Bob"), func(o *Order) { o.Scope.Kid = "k1" })), bob.private), reason.OrderInvalid, "exactly one"},
 		"no scope":         {signText(t, text(t, change(stopOrder("Bob"), func(o *Order) { o.Scope = wire.Scope{} })), bob.private), reason.OrderInvalid, "exactly one"},
 		"stop of a tag":    {signText(t, text(t, change(stopOrder("Bob"), func(o *Order) { o.Stop = stop1 })), bob.private), reason.OrderInvalid, "exactly one"},

@@ -47,6 +47,7 @@ type Box struct {
 	Trip          []trip.Rule // for every kid, beside its card's
 	Leases        lease.Terms // zero: the default
 	API           API         // over TCP
+	SpawnSigned   bool        // making a kid takes a signature
 }
 
 // Load reads the file at path. The error is an Errors or the file system's.
@@ -77,6 +78,7 @@ type boxFile struct {
 	Proof         *proofFile        `yaml:"proof,omitempty"`
 	Trip          []tripFile        `yaml:"trip,omitempty"`
 	Leases        leasesFile        `yaml:"leases,omitempty"`
+	Spawn         spawnFile         `yaml:"spawn,omitempty"`
 	API           *apiFile          `yaml:"api,omitempty"`
 }
 
@@ -85,7 +87,7 @@ func (b *Box) Marshal() ([]byte, error) {
 	f := boxFile{
 		APIVersion: APIVersion, Kind: Kind, UpstreamCAs: b.UpstreamCAs, AlertWebhook: b.AlertWebhook,
 		MetricsListen: b.MetricsListen, DenySecrets: b.DenySecrets,
-		KidLimits: b.KidLimits, Proof: b.Proof.file(), Trip: tripFiles(b.Trip), Leases: writeLeases(b.Leases), API: b.API.file(),
+		KidLimits: b.KidLimits, Proof: b.Proof.file(), Trip: tripFiles(b.Trip), Leases: writeLeases(b.Leases), API: b.API.file(), Spawn: spawnFile{Signed: b.SpawnSigned},
 	}
 	for _, a := range b.Authorities {
 		f.Authorities = append(f.Authorities, a.file())

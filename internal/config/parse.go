@@ -28,6 +28,7 @@ var (
 		{Name: "proof", Example: "{every: 10m}"},
 		{Name: "trip", Example: "[{on: auditGap, fires: [network]}]"},
 		{Name: "leases", Example: "{kids: 30s}"},
+		{Name: "spawn", Example: "{signed: true}"},
 		{Name: "api", Example: `{listen: "127.0.0.1:8470"}`},
 	}
 )
@@ -50,6 +51,7 @@ func Parse(file string, data []byte) (*Box, error) {
 		Proof:         readProof(m.Get("proof")),
 		Trip:          card.ReadTrips(m.Get("trip")),
 		Leases:        readLeases(m.Get("leases")),
+		SpawnSigned:   readSpawn(m.Get("spawn")),
 		API:           readAPI(m.Get("api")),
 	}
 	if err := doc.Err(); err != nil {

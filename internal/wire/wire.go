@@ -286,6 +286,8 @@ type SpawnRequest struct {
 	CardFile string `json:"card_file,omitempty"` // only for messages
 	InputDir string `json:"input_dir,omitempty"`
 	Held     bool   `json:"held,omitempty"` // the kid lives only as long as somebody holds it
+	// Order is a signed order for this spawn: for this card, name and purpose. Needed where the box's configuration says so.
+	Order string `json:"order,omitempty"`
 }
 
 // KidState is where a kid is in its life.

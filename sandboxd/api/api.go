@@ -69,6 +69,8 @@ type Orders interface {
 	Accept(note []byte, peer string) (authority.Signed, error)
 	// Unsigned says whether the named person may open something without a signature.
 	Unsigned(by, kid, peer string) error
+	// Spawn judges a request for a kid: the order that came with it, or that none came. It marks the order as used.
+	Spawn(r wire.SpawnRequest, peer string) (authority.Signed, error)
 }
 
 // server is what the handlers share.

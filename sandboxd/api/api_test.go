@@ -68,6 +68,10 @@ func (onlyAda) Unsigned(by, _, _ string) error {
 	return nil
 }
 
+func (onlyAda) Spawn(wire.SpawnRequest, string) (authority.Signed, error) {
+	return authority.Signed{}, nil
+}
+
 func (onlyAda) Accept([]byte, string) (authority.Signed, error) { panic("an unexpected order") }
 
 // serve serves k on a unix socket and returns a client for it.

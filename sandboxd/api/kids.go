@@ -2,12 +2,14 @@ package api
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"slices"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"tagout/internal/authority"
 	"tagout/internal/control"
 	"tagout/internal/reason"
 	"tagout/internal/wire"
@@ -51,7 +53,15 @@ func (s *server) spawn(ctx context.Context, in *struct{ Body wire.SpawnRequest }
 		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), spawnLimit)
 		defer cancel()
 	}
-	kid, err := s.kids.Spawn(ctx, kids.Request{Name: in.Body.Name, Purpose: in.Body.Purpose, Actor: actor(ctx), Origin: origin, Held: in.Body.Held, Plan: plan})
+	who := actor(ctx)
+	kid, err := s.kids.Spawn(ctx, kids.Request{Name: in.Body.Name, Purpose: in.Body.Purpose, Actor: who, Origin: origin, Held: in.Body.Held, Plan: plan,
+		Vouch: func() (kids.Signature, error) {
+			o, err := s.orders.Spawn(in.Body, who)
+			return kids.Signature{Order: o.ID, Key: o.Key, Note: o.Note}, err
+		}})
+	if no := (*authority.Refusal)(nil); errors.As(err, &no) {
+		return nil, orderRefused(err)
+	}
 	if err != nil {
 		return nil, refused(err)
 	}

@@ -2,8 +2,6 @@ package api
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"net/http"
 
@@ -43,8 +41,8 @@ func (s *server) order(ctx context.Context, in *orderRequest) (*orderReply, erro
 		}
 		return &orderReply{}, nil
 	case authority.ActionPolicy:
-		if sum := sha256.Sum256([]byte(in.Body.Card)); hex.EncodeToString(sum[:]) != o.Card {
-			return nil, problem(http.StatusBadRequest, reason.OrderInvalid, "the card is not the one that was signed: its SHA-256 is "+hex.EncodeToString(sum[:])+", and the order says "+o.Card)
+		if sum := authority.CardSum(in.Body.Card); sum != o.Card {
+			return nil, problem(http.StatusBadRequest, reason.OrderInvalid, "the card is not the one that was signed: its SHA-256 is "+sum+", and the order says "+o.Card)
 		}
 		reply, err := s.setPolicy(ctx, o.Kid, wire.PolicyRequest{Card: in.Body.Card, CardFile: in.Body.CardFile, By: o.By, Reason: o.Reason}, sig)
 		if err != nil {

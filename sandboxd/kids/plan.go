@@ -47,6 +47,9 @@ type Request struct {
 	Origin  string // stands for a request that may be repeated; a kid that it made already is the answer. May be empty
 	Held    bool   // it lives as long as somebody holds it: see Hold
 	Plan    Plan
+	// Vouch is asked once, before anything is made and after a repeated request was recognised, who vouches for the
+	// request. Its error is the answer. nil: nobody is asked.
+	Vouch func() (Signature, error)
 }
 
 var (

@@ -142,11 +142,15 @@ func (m *Manager) refusedProof(name string, err error) (wire.Kid, error) {
 }
 
 // spawned reports a kid that is up.
-func (m *Manager) spawned(k *kid, r Request) {
+func (m *Manager) spawned(k *kid, r Request, sig Signature) {
 	took := k.rec.Timings["total"]
 	if !r.Plan.Proof {
 		m.cfg.Metrics.Spawned(audit.OutcomeOK, took)
 	}
+	fields := map[string]string{"took": took.String(), "image": r.Plan.Image}
+	if sig.Order != "" {
+		sig.into(fields, r.Actor)
+	}
 	m.log(k, audit.Record{Event: audit.EventKidSpawned, Actor: r.Actor, Outcome: audit.OutcomeOK, Generation: k.rec.Session.Generation,
-		Process: &audit.Process{PID: k.pid}, Detail: r.Purpose, Fields: map[string]string{"took": took.String(), "image": r.Plan.Image}})
+		Process: &audit.Process{PID: k.pid}, Detail: r.Purpose, Fields: fields})
 }

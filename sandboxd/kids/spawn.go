@@ -54,6 +54,10 @@ func (m *Manager) Spawn(ctx context.Context, r Request) (wire.Kid, error) {
 	if err := m.clearScopes(ctx, r.Name, r.Plan.Card); err != nil {
 		return m.refused(r, "", began, err)
 	}
+	sig, err := r.vouch()
+	if err != nil {
+		return m.refused(r, "", began, err)
+	}
 	cleared := time.Since(began)
 	k, err := m.claim(r)
 	if err != nil {
@@ -75,8 +79,15 @@ func (m *Manager) Spawn(ctx context.Context, r Request) (wire.Kid, error) {
 	view := k.view()
 	view.SameCard = k.twins
 	m.mu.Unlock()
-	m.spawned(k, r)
+	m.spawned(k, r, sig)
 	return view, nil
+}
+
+func (r Request) vouch() (Signature, error) {
+	if r.Vouch == nil {
+		return Signature{}, nil
+	}
+	return r.Vouch()
 }
 
 // madeBefore returns the kid that a request with this origin made, in this process or a predecessor: whoever lost the
