@@ -27,7 +27,7 @@ func (a *app) imageAge(ctx context.Context) (c doctor.Check, ok bool) {
 	if _, err := os.Stat(inst.ImageDir()); err != nil {
 		return c, false
 	}
-	c = doctor.Check{Name: "images", Cost: "kids run on programs that may lack corrections", Fix: "import, pull or build them again, and spawn their kids again"}
+	c = doctor.Check{Name: "images", Cost: "kids run on programs that may lack corrections", Fix: "import or pull them again, and spawn their kids again"}
 	s, err := a.images()
 	var list []store.Image
 	if err == nil {

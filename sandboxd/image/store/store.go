@@ -56,7 +56,6 @@ const (
 	KindDocker = "docker" // what `docker save` writes
 	KindOCI    = "oci"    // an OCI image layout
 	KindPulled = "pulled" // a registry
-	KindBuilt  = "built"  // made here
 )
 
 const (
