@@ -12,18 +12,17 @@ import (
 // next are the states that each state can turn into. A kid that is destroyed has none any more. Whatever is not here
 // does not happen: a stopped kid never runs again, and nothing comes back from the dead.
 var next = map[wire.KidState][]wire.KidState{
-	wire.KidSpawning:   {wire.KidRunning, wire.KidExited, wire.KidOOM, wire.KidStopped, wire.KidDestroying},
-	wire.KidRunning:    {wire.KidPaused, wire.KidExited, wire.KidOOM, wire.KidStopped, wire.KidDestroying},
-	wire.KidPaused:     {wire.KidRunning, wire.KidExited, wire.KidOOM, wire.KidStopped, wire.KidDestroying},
-	wire.KidExited:     {wire.KidOOM, wire.KidStopped, wire.KidDestroying},
-	wire.KidOOM:        {wire.KidDestroying},
+	wire.KidSpawning:   {wire.KidRunning, wire.KidExited, wire.KidStopped, wire.KidDestroying},
+	wire.KidRunning:    {wire.KidPaused, wire.KidExited, wire.KidStopped, wire.KidDestroying},
+	wire.KidPaused:     {wire.KidRunning, wire.KidExited, wire.KidStopped, wire.KidDestroying},
+	wire.KidExited:     {wire.KidStopped, wire.KidDestroying},
 	wire.KidStopped:    {wire.KidDestroying},
 	wire.KidDestroying: {},
 }
 
 // States returns every state, in the order of a life.
 func States() []wire.KidState {
-	return []wire.KidState{wire.KidSpawning, wire.KidRunning, wire.KidPaused, wire.KidExited, wire.KidOOM, wire.KidStopped, wire.KidDestroying}
+	return []wire.KidState{wire.KidSpawning, wire.KidRunning, wire.KidPaused, wire.KidExited, wire.KidStopped, wire.KidDestroying}
 }
 
 // Next returns the states that s can turn into.
