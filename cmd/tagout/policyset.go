@@ -1,8 +1,6 @@
 package main
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -34,8 +32,7 @@ func (a *app) policySetCommand() *cobra.Command {
 			}
 			req.Card = string(raw)
 			if signed {
-				sum := sha256.Sum256(raw)
-				return a.changeSigned(cmd, &sign, authority.Order{Action: authority.ActionPolicy, Kid: args[0], Card: hex.EncodeToString(sum[:]), By: req.By, Reason: req.Reason},
+				return a.changeSigned(cmd, &sign, authority.Order{Action: authority.ActionPolicy, Kid: args[0], Card: authority.CardSum(req.Card), By: req.By, Reason: req.Reason},
 					wire.SignedOrder{Card: req.Card, CardFile: req.CardFile})
 			}
 			var reply wire.PolicyReply

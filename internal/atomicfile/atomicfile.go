@@ -23,3 +23,20 @@ func Write(file string, data []byte, mode fs.FileMode, uid, gid int) error {
 	}
 	return os.Rename(tmp.Name(), file)
 }
+
+// WriteSynced is Write that returns when the file's name is on disk too.
+func WriteSynced(file string, data []byte, mode fs.FileMode, uid, gid int) error {
+	if err := Write(file, data, mode, uid, gid); err != nil {
+		return err
+	}
+	return SyncDir(filepath.Dir(file))
+}
+
+// SyncDir returns when the names in dir are on disk.
+func SyncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}

@@ -70,22 +70,9 @@ func RunKids(ctx context.Context, c KidsConfig) (metrics []Metric, err error) {
 		return nil, fmt.Errorf("measuring kids: %w", err)
 	}
 	defer func() { err = errors.Join(err, l.runc.close(ctx)) }()
-	for _, part := range []struct {
-		name string
-		run  func(context.Context) ([]Metric, error)
-	}{
+	return measure(ctx, c.Out, c.Dir, "kids", []part{
 		{"spawns", l.spawns}, {"commands", l.commands}, {"spawns at once", l.parallel}, {"idle kids", l.idle},
-	} {
-		found, err := part.run(ctx)
-		if err != nil {
-			return nil, fmt.Errorf("measuring %s: %w", part.name, err)
-		}
-		metrics = append(metrics, found...)
-	}
-	if err := Write(c.Dir, "kids", metrics); err != nil {
-		return nil, err
-	}
-	return metrics, Print(c.Out, metrics)
+	})
 }
 
 // firstCommand is what a new kid runs, and every peer's container.

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"tagout/internal/bootclock"
 	"tagout/internal/instance"
 	"tagout/internal/practice"
 	"tagout/internal/wire"
@@ -64,7 +65,7 @@ func (s *stops) cut(ctx context.Context) (c cutTimes, err error) {
 	if err != nil {
 		return c, err
 	}
-	boot, mono := bootTime(), practice.Now()
+	boot, mono := bootclock.Now(), practice.Now()
 	rep, err := s.order(ctx, kid.Name, wire.LayerNetwork)
 	if err != nil {
 		return c, err
@@ -144,7 +145,7 @@ func (s *stops) revoke(ctx context.Context) (t useTimes, err error) {
 	if err := until(ctx, "uses of the token", func() bool { return u.Seen().Answered >= want }); err != nil {
 		return t, err
 	}
-	boot, command := bootTime(), practice.Now()
+	boot, command := bootclock.Now(), practice.Now()
 	before := u.Seen()
 	if before.Accepted < command-50*time.Millisecond {
 		return t, fmt.Errorf("the token was last accepted %v before the order: the run shows nothing", command-before.Accepted)

@@ -9,8 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"tagout/internal/cgroup"
 	"tagout/internal/drill"
 	"tagout/internal/instance"
@@ -63,24 +61,10 @@ func RunStop(ctx context.Context, c StopConfig) ([]Metric, error) {
 	if err != nil {
 		return nil, fmt.Errorf("measuring stops: %w", err)
 	}
-	var metrics []Metric
-	for _, part := range []struct {
-		name string
-		run  func(context.Context) ([]Metric, error)
-	}{
+	return measure(ctx, c.Out, c.Dir, "stop", []part{
 		{"the session layer", s.trees}, {"the network layer", s.uploads}, {"the credential layer", s.tokens},
 		{"the hostile agent", s.agents}, {"the memory of killswitchd", func(context.Context) ([]Metric, error) { return s.memory(before) }},
-	} {
-		found, err := part.run(ctx)
-		if err != nil {
-			return nil, fmt.Errorf("measuring %s: %w", part.name, err)
-		}
-		metrics = append(metrics, found...)
-	}
-	if err := Write(c.Dir, "stop", metrics); err != nil {
-		return nil, err
-	}
-	return metrics, Print(c.Out, metrics)
+	})
 }
 
 // stopCard is the card of the kids that are stopped.
@@ -169,13 +153,6 @@ func (s *stops) processes(kid wire.Kid) int {
 
 // longRuns is how often what takes long is run.
 func (s *stops) longRuns() int { return max(1, s.Runs/3) }
-
-// bootTime is CLOCK_BOOTTIME, the clock of the kernel's packet counters.
-func bootTime() time.Duration {
-	var ts unix.Timespec
-	unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts) // this clock always exists
-	return time.Duration(ts.Nano())
-}
 
 // memory is killswitchd's, before the first stop and after the last.
 func (s *stops) memory(before float64) ([]Metric, error) {

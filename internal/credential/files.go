@@ -7,33 +7,14 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"tagout/internal/atomicfile"
 )
 
 // writeFile replaces the file at path whole or not at all, readable by its owner only, and returns when it
 // is on disk, name included.
 func writeFile(path string, data []byte) error {
-	dir := filepath.Dir(path)
-	tmp, err := os.CreateTemp(dir, ".new-*") // made with mode 0600
-	if err != nil {
-		return err
-	}
-	defer os.Remove(tmp.Name()) // gone after the rename
-	_, err = tmp.Write(data)
-	if err = errors.Join(err, tmp.Sync(), tmp.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(tmp.Name(), path); err != nil {
-		return err
-	}
-	return syncDir(dir)
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return atomicfile.WriteSynced(path, data, 0o600, -1, -1)
 }
 
 // lockDir makes sure that one process uses dir; the kernel drops the lock when the process dies.

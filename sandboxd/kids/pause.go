@@ -72,19 +72,29 @@ func (m *Manager) Resume(ctx context.Context, name, actor, why string) error {
 	})
 }
 
-// withKid runs fn while nothing else changes the kid. A destroy does not wait for fn: it ends fn's context.
-func (m *Manager) withKid(ctx context.Context, name string, fn func(ctx context.Context, k *kid) error) error {
+// alone finds the kid and keeps others from changing it until done is called.
+func (m *Manager) alone(name string) (k *kid, done func(), err error) {
 	m.mu.Lock()
-	k := m.kids[name]
+	k = m.kids[name]
 	m.mu.Unlock()
 	if k == nil {
-		return notFound(name)
+		return nil, nil, notFound(name)
 	}
 	k.life.Lock()
-	defer k.life.Unlock()
 	if !m.holds(k) {
-		return notFound(name)
+		k.life.Unlock()
+		return nil, nil, notFound(name)
 	}
+	return k, k.life.Unlock, nil
+}
+
+// withKid runs fn while nothing else changes the kid. A destroy does not wait for fn: it ends fn's context.
+func (m *Manager) withKid(ctx context.Context, name string, fn func(ctx context.Context, k *kid) error) error {
+	k, done, err := m.alone(name)
+	if err != nil {
+		return err
+	}
+	defer done()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	m.setCancel(k, cancel)

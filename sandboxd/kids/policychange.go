@@ -75,20 +75,14 @@ func (m *Manager) PolicyRefused(name, actor, by string, why error) {
 
 // withRunning runs fn while nothing else changes the kid, which must be running or paused, and under no tag.
 func (m *Manager) withRunning(ctx context.Context, name string, fn func(k *kid) error) error {
-	m.mu.Lock()
-	k := m.kids[name]
-	m.mu.Unlock()
-	if k == nil {
-		return notFound(name)
+	k, done, err := m.alone(name)
+	if err != nil {
+		return err
 	}
-	k.life.Lock()
-	defer k.life.Unlock()
+	defer done()
 	m.mu.Lock()
-	state, same := k.state, m.kids[name] == k
+	state := k.state
 	m.mu.Unlock()
-	if !same {
-		return notFound(name)
-	}
 	if !state.Alive() {
 		if err := m.clear(ctx, k); KindOf(err) == Tagged {
 			return err // who stopped it, and why

@@ -8,9 +8,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
 
 	"golang.org/x/sys/unix"
+
+	"tagout/internal/cgroup"
 )
 
 // execGroup is one command's own cgroup: a directory below the container's in every hierarchy that runc put
@@ -85,14 +86,6 @@ func newUnitGroup(dir, name string) (execGroup, error) {
 	return execGroup{dirs: []string{unified}, unified: unified}, nil
 }
 
-// add moves the process with all its threads.
-func (g execGroup) add(pid int) error {
-	if err := os.WriteFile(filepath.Join(g.unified, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil {
-		return fmt.Errorf("moving the command into its cgroup: %w", err)
-	}
-	return nil
-}
-
 // makeGroup makes one directory. killswitchd, which is not root, lists what is still alive in it, so everybody
 // may pass through, as through all of cgroupfs, whatever this process's umask is. A v1 cpuset starts without
 // processors and admits nobody until it has some (cpusets(7)); a v1 blkio group is not held to its parent's rates
@@ -132,7 +125,7 @@ func inherit(parent, dir string, files ...string) error {
 
 // kill kills everything in the group; a group that is gone had nothing in it.
 func (g execGroup) kill() error {
-	err := os.WriteFile(filepath.Join(g.unified, "cgroup.kill"), []byte("1"), 0)
+	err := cgroup.Kill(g.unified)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("killing a command: %w", err)
 	}

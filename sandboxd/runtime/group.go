@@ -6,9 +6,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
+
+	"tagout/internal/cgroup"
 )
 
 // groupPrefix begins the names of the cgroups of commands.
@@ -38,22 +39,5 @@ func (r *Running) Group() string { return r.group.unified }
 
 // CPU is the time that the command and all that it started have used.
 func (r *Running) CPU() (user, system time.Duration, err error) {
-	raw, err := os.ReadFile(filepath.Join(r.group.unified, "cpu.stat"))
-	if err != nil {
-		return 0, 0, fmt.Errorf("reading what a command used: %w", err)
-	}
-	for line := range strings.Lines(string(raw)) {
-		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
-		n, err := strconv.ParseInt(value, 10, 64)
-		if err != nil {
-			continue
-		}
-		switch name {
-		case "user_usec":
-			user = time.Duration(n) * time.Microsecond
-		case "system_usec":
-			system = time.Duration(n) * time.Microsecond
-		}
-	}
-	return user, system, nil
+	return cgroup.CPUSplit(r.group.unified)
 }

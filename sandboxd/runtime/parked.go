@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tagout/internal/cgroup"
 	"tagout/internal/kidinit"
 )
 
@@ -97,7 +98,7 @@ func (m *master) meet(p *parked, deadline time.Time) error {
 	if theirs != inits || theirs == "" {
 		return fmt.Errorf("process %d is not kid-init's child: it is in the cgroup %q", p.pid, theirs)
 	}
-	if err := p.group.add(p.pid); err != nil {
+	if err := cgroup.Join(p.group.unified, p.pid); err != nil {
 		return err
 	}
 	if !p.alive() {

@@ -124,23 +124,12 @@ func (s *Store) commit(w *work, m *Manifest) error {
 	if err := os.Rename(w.dir, s.path("content", m.ID)); err != nil {
 		return fmt.Errorf("putting it in place: %w", err)
 	}
-	if err := syncDir(s.path("content")); err != nil {
+	if err := atomicfile.SyncDir(s.path("content")); err != nil {
 		return err
 	}
-	if err := atomicfile.Write(s.path("names", m.Name), []byte(m.ID+"\n"), 0o600, -1, -1); err != nil {
+	if err := atomicfile.WriteSynced(s.path("names", m.Name), []byte(m.ID+"\n"), 0o600, -1, -1); err != nil {
 		return fmt.Errorf("giving it its name: %w", err)
-	}
-	if err := syncDir(s.path("names")); err != nil {
-		return err
 	}
 	_, err = s.sweep() // what had the name before
 	return err
-}
-
-func syncDir(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
 }

@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"tagout/internal/atomicfile"
 )
 
 // Remove takes the name away and removes every image that had it. ErrInUse where a kid uses one of them: then nothing
@@ -33,7 +35,7 @@ func (s *Store) Remove(name string) error {
 	if err := os.Remove(s.path("names", name)); err != nil {
 		return fmt.Errorf("removing image %s: %w", name, err)
 	}
-	if err := syncDir(s.path("names")); err != nil {
+	if err := atomicfile.SyncDir(s.path("names")); err != nil {
 		return err
 	}
 	_, err = s.sweep()

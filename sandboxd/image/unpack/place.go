@@ -10,18 +10,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Dir makes sure that path is a directory: what else is there is replaced.
-func (u *Unpacker) Dir(path string) error {
-	path, err := u.clean(path)
-	if err != nil {
-		return err
+// place opens the directory that path lies in, or makes it. at is its descriptor, which is the unpacker's, and base the
+// name in it.
+func (u *Unpacker) place(path string) (clean string, at int, base string, err error) {
+	if clean, err = u.clean(path); err != nil {
+		return "", 0, "", err
 	}
-	dir, base := split(path)
+	dir, base := split(clean)
 	parent, err := u.open(dir)
 	if err != nil {
+		return "", 0, "", err
+	}
+	return clean, int(parent.Fd()), base, nil
+}
+
+// Dir makes sure that path is a directory: what else is there is replaced.
+func (u *Unpacker) Dir(path string) error {
+	path, at, base, err := u.place(path)
+	if err != nil {
 		return err
 	}
-	at := int(parent.Fd())
 	if f, err := child(at, base); err == nil {
 		return f.Close()
 	}
@@ -45,16 +53,10 @@ func (u *Unpacker) File(path string) error {
 
 // Write replaces path with a file that everybody may read.
 func (u *Unpacker) Write(path string, content []byte) error {
-	path, err := u.clean(path)
+	path, at, base, err := u.place(path)
 	if err != nil {
 		return err
 	}
-	dir, base := split(path)
-	parent, err := u.open(dir)
-	if err != nil {
-		return err
-	}
-	at := int(parent.Fd())
 	if err := errors.Join(u.count(), u.clear(at, base)); err != nil {
 		return err
 	}
