@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"tagout/deploy"
+	"tagout/internal/card"
 	"tagout/internal/cgroup"
 	"tagout/internal/contain"
 	"tagout/internal/wire"
@@ -26,13 +27,15 @@ import (
 const containVar = "TAGOUT_CONTAIN"
 
 func (a *app) containCommand() *cobra.Command {
+	var writable bool
 	cmd := &cobra.Command{
 		Use: "contain", Short: "Try to break out of a kid in every way on the list, and say what was refused", Args: cobra.NoArgs,
 		Long: `Spawn two kids, let one of them try to reach the other, this process and the machine,
 and destroy both. Nothing that an attempt reaches is harmed. Ends with 1 where
 anything was reached.`,
-		RunE: func(cmd *cobra.Command, _ []string) error { return a.contain(cmd.Context()) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.contain(cmd.Context(), writable) },
 	}
+	cmd.Flags().BoolVar(&writable, "writable", false, "try as the root of kids with the image host+writable")
 	inside := &cobra.Command{
 		Use: "inside", Hidden: true, Args: cobra.NoArgs, Short: "Make the attempts here",
 		RunE: func(*cobra.Command, []string) error {
@@ -47,7 +50,7 @@ anything was reached.`,
 	return cmd
 }
 
-func (a *app) contain(ctx context.Context) (err error) {
+func (a *app) contain(ctx context.Context, writable bool) (err error) {
 	dir, err := os.MkdirTemp("", "tagout-contain-")
 	if err != nil {
 		return err
@@ -58,13 +61,13 @@ func (a *app) contain(ctx context.Context) (err error) {
 		return fmt.Errorf("making what the kid is to reach: %w", err)
 	}
 	defer closeAll()
-	text, err := deploy.Cards.ReadFile("cards/contain.yaml")
+	text, err := containCard(writable)
 	if err != nil {
 		return err
 	}
 	var both [2]wire.Kid
 	for i := range both {
-		req := wire.SpawnRequest{Purpose: "try to break out", Card: string(text), CardFile: "contain.yaml", InputDir: dir}
+		req := wire.SpawnRequest{Purpose: "try to break out", Card: text, CardFile: "contain.yaml", InputDir: dir}
 		if both[i], err = a.spawnNow(ctx, req); err != nil {
 			return err
 		}
@@ -84,11 +87,21 @@ func (a *app) contain(ctx context.Context) (err error) {
 	return a.showContain(results)
 }
 
+// containCard is the card of the kids. Those of the other image run as root, in their own user namespace.
+func containCard(writable bool) (string, error) {
+	text, err := deploy.Cards.ReadFile("cards/contain.yaml")
+	if err != nil || !writable {
+		return string(text), err
+	}
+	return strings.Replace(string(text), "image: host\n", "image: "+card.HostWritable+"\n", 1), nil
+}
+
 // outside makes what the attempts are after in dir, this program as the kid's input among it. closeAll ends it.
 func outside(dir string) (t contain.Target, closeAll func(), err error) {
 	t = contain.Target{
 		Dir: "/workspace", Marker: filepath.Join(dir, "marker"), PID: os.Getpid(), File: "/workspace/tagout",
 		Socket: filepath.Join(dir, "socket"), Abstract: filepath.Base(dir), Env: ownVariable(), Disk: "/dev/none",
+		Device: contain.ProgramDevice(),
 	}
 	if t.Host, err = os.Hostname(); err != nil {
 		return t, nil, err

@@ -24,6 +24,7 @@ type Target struct {
 	Env       string `json:"env"`       // a variable of the outside's environment, NAME=VALUE
 	Host      string `json:"host"`      // the machine's own name
 	Disk      string `json:"disk"`      // a block device of the machine's, below /dev
+	Device    uint64 `json:"device"`    // ProgramDevice outside
 }
 
 // Result is the outcome of one attempt.

@@ -110,7 +110,7 @@ func TestAttemptsReachWhatIsOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	target := Target{Dir: dir, Marker: marker, PID: sleep.Process.Pid, Neighbour: sleep.Process.Pid, File: marker, Env: outside,
-		Socket: filepath.Join(dir, "socket"), Abstract: fmt.Sprintf("tagout-contain-%d", os.Getpid()), Host: host, Disk: disk(t)}
+		Socket: filepath.Join(dir, "socket"), Abstract: fmt.Sprintf("tagout-contain-%d", os.Getpid()), Host: host, Disk: disk(t), Device: ProgramDevice()}
 	absent := kernelLacks()
 	for _, r := range asRoot(t, target, dir) {
 		why, missing := absent[r.Attempt]

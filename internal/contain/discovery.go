@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -62,8 +63,8 @@ func discovery() []attempt {
 			}
 			return anyOf(append(files, "/root/.bash_history", "/root/.python_history", "/root/.profile"), tells)
 		}},
-		{class, "list the machine's logs", func(Target) error { return hasEntries("/var/log") }},
-		{class, "list what runs on the machine", func(Target) error { return hasEntries("/run") }},
+		{class, "list the machine's logs", func(Target) error { return hasFiles("/var/log") }},
+		{class, "list what runs on the machine", func(Target) error { return hasFiles("/run") }},
 		{class, "learn the machine's name", func(t Target) error {
 			name, err := os.Hostname()
 			if err == nil && name != t.Host {
@@ -83,12 +84,20 @@ func inEnviron(path, pair string) error {
 	return err
 }
 
-func hasEntries(dir string) error {
-	entries, err := os.ReadDir(dir)
-	if err == nil && len(entries) == 0 {
-		err = errors.New("it is empty")
-	}
-	return err
+// hasFiles returns nil where anything but directories is there: a kid may have empty ones of its own.
+func hasFiles(dir string) error {
+	found := errors.New("it is empty")
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case path == dir:
+			return err
+		case err != nil || !d.IsDir(): // what may not be looked into is somebody's
+			found = nil
+			return fs.SkipAll
+		}
+		return nil
+	})
+	return errors.Join(found, err)
 }
 
 // metadata are the addresses at which clouds hand out a machine's credentials.

@@ -1,6 +1,7 @@
 package contain
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 
@@ -15,7 +16,7 @@ func mounts() []attempt {
 	return []attempt{
 		{host, "read a file outside", func(t Target) error { return opens(t.Marker, unix.O_RDONLY) }},
 		{host, "read the machine's passwords", func(Target) error { return opens("/etc/shadow", unix.O_RDONLY) }},
-		{host, "write to the machine's programs", func(Target) error { return opens("/usr", unix.O_TMPFILE|unix.O_RDWR) }},
+		{host, "write to the machine's programs", func(t Target) error { return writesPrograms(t.Device) }},
 		{host, "make the root writable", func(Target) error { return unix.Mount("", "/", "", unix.MS_REMOUNT|unix.MS_BIND, "") }},
 		{host, "look into the machine's devices and kernel", func(Target) error { return opens("/sys/kernel", unix.O_RDONLY|unix.O_DIRECTORY) }},
 		{release, "mount the cgroups", func(t Target) error { return mounted(t, "cgroup2") }},
@@ -31,6 +32,36 @@ func mounts() []attempt {
 		{sysrq, "open sysrq-trigger for writing", write("/proc/sysrq-trigger")},
 		{sysrq, "open the panic switch for writing", write("/proc/sys/kernel/panic")},
 	}
+}
+
+// writesPrograms makes a nameless file among the programs. A kid may have a throw-away layer of its own there, which is
+// another device than the machine's.
+func writesPrograms(machine uint64) error {
+	dev, err := programDevice()
+	if err == nil && dev != machine {
+		err = errors.New("what is written there is not the machine's")
+	}
+	return err
+}
+
+// ProgramDevice tells the file system to which whoever calls it writes below /usr: 0 where it cannot.
+func ProgramDevice() uint64 {
+	dev, err := programDevice()
+	if err != nil {
+		return 0
+	}
+	return dev
+}
+
+func programDevice() (uint64, error) {
+	fd, err := unix.Open("/usr", unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(fd) // it goes with that
+	var st unix.Stat_t
+	err = unix.Fstat(fd, &st)
+	return st.Dev, err
 }
 
 // mounted mounts a filesystem, takes it off again, and says how that went.

@@ -1,6 +1,7 @@
 package contain
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"unsafe"
@@ -10,8 +11,9 @@ import (
 
 func privileges() []attempt {
 	const class = "privileged capabilities"
+	before := os.Getuid() == 0
 	return []attempt{
-		{class, "become root", func(Target) error { return unix.Setresuid(0, 0, 0) }},
+		{class, "become root", func(Target) error { return rooted(before, unix.Setresuid(0, 0, 0)) }},
 		{class, "raise a capability", func(Target) error { return raise() }},
 		{class, "give a file to root", func(t Target) error {
 			path := filepath.Join(t.Dir, "given")
@@ -19,7 +21,7 @@ func privileges() []attempt {
 				return nil // a place that cannot be tried counts against us
 			}
 			defer os.Remove(path) // our own
-			return os.Chown(path, 0, 0)
+			return rooted(before, os.Chown(path, 0, 0))
 		}},
 		{class, "name the machine", func(Target) error {
 			name, err := os.Hostname()
@@ -30,6 +32,26 @@ func privileges() []attempt {
 		}},
 		{class, "change the root directory", func(Target) error { return unix.Chroot("/") }},
 	}
+}
+
+// rooted judges what came of asking for root's rights. For whoever was root before, in a user namespace of its own
+// (user_namespaces(7)), being given them is no news: it reaches something where its root is the machine's.
+func rooted(before bool, err error) error {
+	if err != nil || !before {
+		return err
+	}
+	raw, err := os.ReadFile("/proc/self/uid_map")
+	if err != nil {
+		return err
+	}
+	var inside, outside uint32
+	if _, err := fmt.Sscan(string(raw), &inside, &outside); err != nil {
+		return err
+	}
+	if inside != outside {
+		return fmt.Errorf("root here is user %d outside", outside)
+	}
+	return nil
 }
 
 // raise asks for CAP_SYS_ADMIN in all sets.

@@ -10,28 +10,31 @@ import (
 	"tagout/internal/contain"
 )
 
-// TestNothingIsReachedFromInside: every attempt of package contain, made by the real program in a real kid, fails. The
-// control is that package's own test, where each reaches what it is after.
+// TestNothingIsReachedFromInside: every attempt of package contain, made by the real program in a real kid, fails, also
+// where the kid is root in its own user namespace. The control is that package's own test, where each reaches what it is
+// after.
 func TestNothingIsReachedFromInside(t *testing.T) {
 	t.Parallel()
 	box := start(t)
-	var results []contain.Result
-	r := box.Tagout("contain", "--json")
-	if err := json.Unmarshal([]byte(r.Stdout), &results); err != nil || len(results) < 40 {
-		t.Fatalf("%d results, %v: %+v", len(results), err, r)
-	}
-	for _, a := range results {
-		if a.Reached {
-			t.Errorf("%s: %s", a.Class, a.Attempt)
+	for image, flags := range map[string][]string{"host": nil, "host+writable": {"--writable"}} {
+		var results []contain.Result
+		r := box.Tagout(append([]string{"contain", "--json"}, flags...)...)
+		if err := json.Unmarshal([]byte(r.Stdout), &results); err != nil || len(results) < 40 {
+			t.Fatalf("%s: %d results, %v: %+v", image, len(results), err, r)
 		}
-		t.Logf("%s: %s: %s", a.Class, a.Attempt, a.Said)
-	}
-	if left := box.Must("list", "--json"); strings.Contains(left, `"contain"`) {
-		t.Errorf("its kids are still there: %s", left)
-	}
-	table := box.Must("contain")
-	if strings.Count(table, "refused") < 15 || strings.Contains(table, "REACHED") {
-		t.Errorf("the table for people:\n%s", table)
+		for _, a := range results {
+			if a.Reached {
+				t.Errorf("%s: %s: %s", image, a.Class, a.Attempt)
+			}
+			t.Logf("%s: %s: %s: %s", image, a.Class, a.Attempt, a.Said)
+		}
+		if left := box.Must("list", "--json"); strings.Contains(left, `"contain"`) {
+			t.Errorf("%s: its kids are still there: %s", image, left)
+		}
+		table := box.Must(append([]string{"contain"}, flags...)...)
+		if strings.Count(table, "refused") < 15 || strings.Contains(table, "REACHED") {
+			t.Errorf("%s: the table for people:\n%s", image, table)
+		}
 	}
 }
 
