@@ -132,10 +132,15 @@ func TestTheAPIOverTCP(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer resp.Body.Close() // read whole
-		if out != nil {
-			if err := json.NewDecoder(resp.Body).Decode(out); err != nil {
-				t.Fatal(err)
-			}
+		switch out := out.(type) {
+		case nil:
+		case *execFrames:
+			err = out.read(resp.Body)
+		default:
+			err = json.NewDecoder(resp.Body).Decode(out)
+		}
+		if err != nil {
+			t.Fatal(err)
 		}
 		return resp.StatusCode
 	}
@@ -147,9 +152,9 @@ func TestTheAPIOverTCP(t *testing.T) {
 	if code := call(maker, "POST", "/v1/kids", req, &kid); code != http.StatusOK || kid.Name == "" {
 		t.Fatalf("spawn: %d %+v", code, kid)
 	}
-	var frame wire.ExecFrame
-	if code := call(maker, "POST", "/v1/kids/"+kid.Name+"/exec", wire.ExecRequest{Argv: []string{"echo", "hi"}}, &frame); code != http.StatusOK || string(frame.Stdout) != "hi\n" {
-		t.Errorf("exec: %d %+v", code, frame)
+	var out execFrames
+	if code := call(maker, "POST", "/v1/kids/"+kid.Name+"/exec", wire.ExecRequest{Argv: []string{"echo", "hi"}}, &out); code != http.StatusOK || out.stdout != "hi\n" {
+		t.Errorf("exec: %d %+v", code, out)
 	}
 	if code := call(maker, "GET", "/v1/kids/"+kid.Name+"/files?path=/workspace/x", nil, nil); code != http.StatusForbidden {
 		t.Errorf("files without the role: %d", code)
@@ -171,6 +176,30 @@ func TestTheAPIOverTCP(t *testing.T) {
 	box.WaitRecord("the kid's maker", func(r *audit.Record) bool {
 		return r.Event == audit.EventKidSpawned && r.Kid == kid.Name && r.Actor == "key:maker"
 	})
+}
+
+// execFrames is the answer to an exec, which is one frame a line.
+type execFrames struct{ id, stdout string }
+
+// read returns an error unless the command ended with 0.
+func (e *execFrames) read(body io.Reader) error {
+	for dec := json.NewDecoder(body); ; {
+		var f wire.ExecFrame
+		if err := dec.Decode(&f); err != nil {
+			return fmt.Errorf("no frame says how the command ended: %w", err)
+		}
+		if f.ID != "" {
+			e.id = f.ID
+		}
+		e.stdout += string(f.Stdout)
+		if f.Exit == nil {
+			continue
+		}
+		if f.Exit.Code != 0 || e.id == "" {
+			return fmt.Errorf("command %q ended with %+v", e.id, f.Exit)
+		}
+		return nil
+	}
 }
 
 // freePort returns an address on which nobody listens.

@@ -95,7 +95,7 @@ func (r *slowReader) uploads(kid wire.Kid) *net.TCPConn {
 	before := len(r.conns)
 	r.mu.Unlock()
 	s.run(kid.Name, "/usr/bin/python3", "-c", `
-import socket
+import os, socket
 s = socket.create_connection(("cut.vendor.test", 7200))
 s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 << 20)
 s.settimeout(1)
@@ -104,7 +104,9 @@ try:
     while True:
         sent += s.send(bytes(1 << 20))
 except TimeoutError:
-    open("up", "w").write(str(sent))
+    with open("up.new", "w") as f:
+        f.write(str(sent))
+    os.rename("up.new", "up")
 s.settimeout(None)
 while True:
     s.send(bytes(1 << 20))

@@ -191,10 +191,13 @@ func TestAReleaseAndRestartsBringNothingBack(t *testing.T) {
 	t.Parallel()
 	box := start(t)
 	kid := box.Spawn(card, hostile(t, box))
-	running(t, box, kid.Name, "/bin/bash", "-c", `while :; do
+	left := box.Exec(kid.Name, "/bin/bash", "-c", `(while :; do
 		if (exec 3<>/dev/tcp/files.vendor.test/80) 2>/dev/null; then echo -n . >>out; fi
 		echo -n . >>tries; sleep 0.02
-	done`)
+	done) </dev/null >/dev/null 2>&1 &`) // a restart of sandboxd ends commands, and not what they have left behind
+	if left.Exit.Code != 0 {
+		t.Fatalf("%+v", left)
+	}
 	size := func(name string) int64 {
 		info, err := os.Stat(filepath.Join(box.Inst.KidDir(kid.Name), "workspace", name))
 		if err != nil {

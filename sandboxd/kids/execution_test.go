@@ -378,6 +378,10 @@ func TestFloodOfCommands(t *testing.T) {
 	p.Limits.PIDs, p.Limits.CPUs = 2000, 0
 	k := b.spawn("k1", p)
 	b.sh("k1", "true")
+	eventually(t, "the next command's child to be parked, whose descriptors count", func() bool {
+		groups, err := b.cfg.Runtime.Groups(k.Cgroup)
+		return err == nil && len(groups) == 1 && len(tasks(t, groups[0])) == 1
+	})
 	files, routines := len(openFiles(t)), goruntime.NumGoroutine()
 	var wg sync.WaitGroup
 	var mu sync.Mutex

@@ -3,6 +3,7 @@ package kids
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -314,7 +315,8 @@ type box struct {
 func newBox(t *testing.T, name string) *box {
 	t.Helper()
 	testroot.Require(t)
-	inst, err := instance.Claim(name)
+	const suffix = 3 // so that two runs at once do not meet
+	inst, err := instance.Claim(name[:min(len(name), 12-suffix)] + strings.ToLower(rand.Text())[:suffix])
 	if err != nil {
 		t.Fatal(err)
 	}
