@@ -28,6 +28,9 @@ func (a *app) runCommand() *cobra.Command {
 			// Not the command's context: it may be what ended.
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(cmd.Context()), destroyLimit)
 			defer cancel()
+			if sf.timings {
+				err = errors.Join(err, a.timingsAfter(ctx, kid.Name))
+			}
 			return errors.Join(err, a.destroy(ctx, kid.Name, "its command ended"))
 		},
 	}

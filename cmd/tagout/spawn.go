@@ -19,6 +19,7 @@ import (
 // spawnFlags are what spawn and run have in common.
 type spawnFlags struct {
 	name, purpose, inputDir string
+	timings                 bool
 	held                    bool // not a flag: the kid goes when this command does
 	sign                    signer
 }
@@ -28,6 +29,7 @@ func (f *spawnFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.name, "name", "", "the kid's name (default: one is made up)")
 	cmd.Flags().StringVar(&f.purpose, "purpose", "", "why it runs, for the record (default: the card's task)")
 	cmd.Flags().StringVar(&f.inputDir, "input-dir", "", "directory of the card's inputs (default: the card's own)")
+	cmd.Flags().BoolVar(&f.timings, "timings", false, "show on standard error how long each stage of the spawn took")
 }
 
 func (a *app) spawnCommand() *cobra.Command {
@@ -40,9 +42,12 @@ func (a *app) spawnCommand() *cobra.Command {
 				return err
 			}
 			if a.json {
-				return a.printJSON(kid)
+				return a.printJSON(kid) // its timings among the rest
 			}
 			a.printf("%s\n", kid.Name)
+			if f.timings {
+				return a.timings(kid)
+			}
 			return nil
 		},
 	}

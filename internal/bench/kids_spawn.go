@@ -43,7 +43,7 @@ func (l *lives) spawns(ctx context.Context) (metrics []Metric, err error) {
 	}
 	fmt.Fprintf(l.Out, "spawning %d kids, by turns with the peers\n", l.Spawns)
 	var kids, first []time.Duration
-	stages := map[string][]time.Duration{}
+	stages, steps := map[string][]time.Duration{}, map[string][]time.Duration{}
 	for i := range l.Spawns + 1 {
 		s, err := l.spawn(ctx, fmt.Sprintf("spawn-%d", i))
 		if err == nil {
@@ -64,8 +64,13 @@ func (l *lives) spawns(ctx context.Context) (metrics []Metric, err error) {
 		for name, d := range s.kid.Timings {
 			stages[name] = append(stages[name], d)
 		}
+		for name, d := range s.kid.Steps {
+			steps[name] = append(steps[name], d)
+		}
 	}
-	return append(spawnRows(kids, rivals, longest(stages)), stageRows(stages, first)...), nil
+	rows := append(spawnRows(kids, rivals, longest(steps)), timeRows("stage", stages)...)
+	rows = append(rows, timeRows("step", steps)...)
+	return append(rows, AtMost("first command in a new kid, request to first output, p50", Percentile(first, 50), "ms", 0)), nil
 }
 
 // rival is one peer's way to run a command in a new container.
@@ -111,35 +116,31 @@ func spawnRows(kids []time.Duration, rivals []*rival, limits string) []Metric {
 	return out
 }
 
-// total is not a stage but what all of them took.
-const total = "total"
-
-// byLength returns the names of the stages, the longest first.
-func byLength(stages map[string][]time.Duration) []string {
-	return slices.SortedFunc(maps.Keys(stages), func(a, b string) int {
-		return cmp.Or(cmp.Compare(Percentile(stages[b], 50), Percentile(stages[a], 50)), cmp.Compare(a, b))
+// byLength returns the names, the longest times first.
+func byLength(times map[string][]time.Duration) []string {
+	return slices.SortedFunc(maps.Keys(times), func(a, b string) int {
+		return cmp.Or(cmp.Compare(Percentile(times[b], 50), Percentile(times[a], 50)), cmp.Compare(a, b))
 	})
 }
 
 // longest says where most of a spawn's time goes.
-func longest(stages map[string][]time.Duration) string {
+func longest(steps map[string][]time.Duration) string {
 	var parts []string
-	for _, name := range byLength(stages) {
-		if name != total && len(parts) < 3 {
-			parts = append(parts, fmt.Sprintf("%s %.1f ms", name, Percentile(stages[name], 50)))
+	for _, name := range byLength(steps) {
+		if len(parts) < 3 {
+			parts = append(parts, fmt.Sprintf("%s %.1f ms", name, Percentile(steps[name], 50)))
 		}
 	}
-	return "its longest stages: " + strings.Join(parts, ", ")
+	return "its longest steps: " + strings.Join(parts, ", ")
 }
 
-// stageRows lists the stages of the spawns, the longest first. The first command is not part of their total.
-func stageRows(stages map[string][]time.Duration, first []time.Duration) []Metric {
-	names := byLength(stages)
+// timeRows lists the stages or steps of the spawns, the longest first.
+func timeRows(what string, times map[string][]time.Duration) []Metric {
 	var out []Metric
-	for _, name := range names {
-		out = append(out, AtMost("stage of a spawn, p50: "+name, Percentile(stages[name], 50), "ms", 0))
+	for _, name := range byLength(times) {
+		out = append(out, AtMost(what+" of a spawn, p50: "+name, Percentile(times[name], 50), "ms", 0))
 	}
-	return append(out, AtMost("first command in a new kid, request to first output, p50", Percentile(first, 50), "ms", 0))
+	return out
 }
 
 // image fills an image with the names, links and small files of the kid's root filesystem. What is mounted into it,

@@ -10,7 +10,7 @@ import (
 
 // Sandboxd counts what sandboxd does. Make one with NewSandboxd.
 type Sandboxd struct {
-	spawns, stages              *prometheus.HistogramVec
+	spawns, stages, steps       *prometheus.HistogramVec
 	destroyed, denied           *prometheus.CounterVec
 	execs                       *prometheus.HistogramVec
 	lost                        prometheus.Counter
@@ -25,13 +25,17 @@ type Sandboxd struct {
 // NewSandboxd registers sandboxd's metrics in r.
 func NewSandboxd(r *Registry) *Sandboxd {
 	f := r.with()
+	short := []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, 1}
 	seconds := []float64{.005, .01, .025, .05, .1, .15, .25, .5, 1, 2.5, 5, 10}
 	return &Sandboxd{
 		spawns: f.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "tagout_sandboxd_spawn_seconds", Help: "Time from a spawn's request to its answer.", Buckets: seconds}, []string{"outcome"}),
 		stages: f.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "tagout_sandboxd_spawn_stage_seconds", Help: "Time that each stage of a spawn took.",
-			Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, 1}}, []string{"stage"}),
+			Name: "tagout_sandboxd_spawn_stage_seconds", Help: "Time that a spawn waited for each of its stages, and for its first command.",
+			Buckets: short}, []string{"stage"}),
+		steps: f.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "tagout_sandboxd_spawn_step_seconds", Help: "Time that each step of a spawn took; some run beside each other.",
+			Buckets: short}, []string{"step"}),
 		destroyed: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "tagout_sandboxd_destroys_total", Help: "Destroyed kids; outcome fail means that something is still being removed."}, []string{"outcome"}),
 		denied: f.NewCounterVec(prometheus.CounterOpts{
@@ -63,9 +67,14 @@ func (s *Sandboxd) Spawned(outcome string, took time.Duration) {
 	s.spawns.WithLabelValues(outcome).Observe(took.Seconds())
 }
 
-// Stage adds one stage of a spawn.
-func (s *Sandboxd) Stage(stage string, took time.Duration) {
+// SpawnStage adds one stage of a spawn, or a kid's first command.
+func (s *Sandboxd) SpawnStage(stage string, took time.Duration) {
 	s.stages.WithLabelValues(stage).Observe(took.Seconds())
+}
+
+// SpawnStep adds one step of a spawn.
+func (s *Sandboxd) SpawnStep(step string, took time.Duration) {
+	s.steps.WithLabelValues(step).Observe(took.Seconds())
 }
 
 // Destroyed adds one destroy.

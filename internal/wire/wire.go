@@ -303,6 +303,22 @@ const (
 	KidDestroying KidState = "destroying"
 )
 
+// Stages of a spawn, in the names of timings and metrics.
+const (
+	StageAllocation = "allocation" // name, number, cgroup, records, tokens
+	StageFilesystem = "filesystem" // workspace, inputs, root
+	StageNetwork    = "network"    // namespaces, link, and that every guard of it knows the kid
+	StageRuntime    = "runtime"    // the container and its init
+
+	StageFirstCommand = "first-command" // from the first command's request until it runs; after the spawn
+	StageTotal        = "total"         // the spawn, from its request to its end: the sum of its stages
+)
+
+// SpawnStages returns the stages that make up a spawn, in the order in which they begin.
+func SpawnStages() []string {
+	return []string{StageAllocation, StageNetwork, StageFilesystem, StageRuntime}
+}
+
 // Kid is what people see of a kid.
 type Kid struct {
 	Name     string                   `json:"name"`
@@ -321,7 +337,8 @@ type Kid struct {
 	Addr     netip.Addr               `json:"addr"`              // empty without a network
 	Cgroup   string                   `json:"cgroup"`
 	Created  time.Time                `json:"created"`
-	Timings  map[string]time.Duration `json:"timings_ns,omitempty"` // stage -> duration
+	Timings  map[string]time.Duration `json:"timings_ns,omitempty"` // how long the stages of its spawn took, by StageTotal and the like
+	Steps    map[string]time.Duration `json:"steps_ns,omitempty"`   // the same in detail: some steps run beside each other
 	Proof    bool                     `json:"proof,omitempty"`      // killswitchd's own, for one proof
 }
 

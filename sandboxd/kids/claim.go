@@ -41,7 +41,7 @@ func (m *Manager) claim(r Request) (*kid, error) {
 	}
 	k := newKid(name, lifecycle.New())
 	k.rec = record{
-		Version: recordVersion, Plan: r.Plan, Origin: r.Origin, Held: r.Held, Timings: map[string]time.Duration{},
+		Version: recordVersion, Plan: r.Plan, Origin: r.Origin, Held: r.Held,
 		Session: m.newSession(name, index, seq, r),
 	}
 	if err := os.Mkdir(m.dir(name), 0o711); err != nil { // runc passes through as the kid's root user

@@ -127,7 +127,8 @@ type Recorder interface {
 // Metrics is what the manager reports to.
 type Metrics interface {
 	Spawned(outcome string, took time.Duration)
-	Stage(stage string, took time.Duration)
+	SpawnStage(stage string, took time.Duration) // one of wire.SpawnStages, or the first command
+	SpawnStep(step string, took time.Duration)
 	Destroyed(outcome string)
 	ExecEnded(result string, took time.Duration)
 	Kids(n int)

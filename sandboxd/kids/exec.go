@@ -131,6 +131,7 @@ func (m *Manager) runCommand(ctx context.Context, e *execution, r wire.ExecReque
 	if err != nil {
 		return m.notStarted(ctx, k, err)
 	}
+	m.noteFirst(k, time.Since(e.began))
 	m.noteStarted(e, run)
 	defer m.tidy(e, run)
 	defer run.Close()

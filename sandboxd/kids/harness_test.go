@@ -264,11 +264,12 @@ func (g *guards) left() []string {
 
 type nullMetrics struct{}
 
-func (nullMetrics) Spawned(string, time.Duration)   {}
-func (nullMetrics) Stage(string, time.Duration)     {}
-func (nullMetrics) Destroyed(string)                {}
-func (nullMetrics) ExecEnded(string, time.Duration) {}
-func (nullMetrics) Kids(int)                        {}
+func (nullMetrics) Spawned(string, time.Duration)    {}
+func (nullMetrics) SpawnStage(string, time.Duration) {}
+func (nullMetrics) SpawnStep(string, time.Duration)  {}
+func (nullMetrics) Destroyed(string)                 {}
+func (nullMetrics) ExecEnded(string, time.Duration)  {}
+func (nullMetrics) Kids(int)                         {}
 
 // records is an audit log in memory.
 type records struct {

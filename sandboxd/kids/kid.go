@@ -15,6 +15,7 @@ import (
 	"tagout/sandboxd/image"
 	"tagout/sandboxd/lifecycle"
 	"tagout/sandboxd/network"
+	"tagout/sandboxd/runtime"
 )
 
 // kid is one kid in memory. rec and the fields above it are written by the goroutine that holds life, before
@@ -26,6 +27,8 @@ type kid struct {
 	cancel func() // ends a spawn that is under way
 
 	twins []string // other kids of the same card, when it was claimed
+
+	mounts []runtime.Mount // of its root filesystem, from its image
 
 	proofToken, noToken string // of a proof's kid: its token, or why it has none
 
@@ -41,6 +44,7 @@ type kid struct {
 	lingering  []*execution // ended, with processes left in their cgroup
 	carries    int          // uses of its files that are under way
 	time       life
+	fresh      bool // no command has run in it since its spawn
 	unfinished bool // its teardown failed, and Run goes on with it
 	unpushed   bool // some enforcement point has not taken the session document yet
 }
@@ -61,7 +65,8 @@ type record struct {
 	IfIndex int                      `json:"ifindex,omitempty"`
 	Origin  string                   `json:"origin,omitempty"` // Request.Origin
 	Grants  []grant                  `json:"grants,omitempty"`
-	Timings map[string]time.Duration `json:"timings,omitempty"`
+	Stages  map[string]time.Duration `json:"stages,omitempty"` // of its spawn; never changed, but replaced
+	Steps   map[string]time.Duration `json:"steps,omitempty"`  // the same in detail
 }
 
 func newKid(name string, state lifecycle.State) *kid {
@@ -156,6 +161,6 @@ func (k *kid) view() wire.Kid {
 	return wire.Kid{
 		Owner: k.rec.Plan.Owner, Held: k.rec.Held, Ends: ends, Idle: k.rec.Plan.Idle,
 		Name: k.name, Session: s.ID, State: k.state.Now(), Cause: k.state.Cause(), Purpose: s.Purpose, Card: s.Card, Mark: s.Mark,
-		Network: s.Network, Addr: addr, Cgroup: s.Cgroup, Created: s.Created, Timings: k.rec.Timings, Proof: wire.IsProofKid(k.name),
+		Network: s.Network, Addr: addr, Cgroup: s.Cgroup, Created: s.Created, Timings: k.rec.Stages, Steps: k.rec.Steps, Proof: wire.IsProofKid(k.name),
 	}
 }

@@ -58,10 +58,9 @@ func TestSpawnExecDestroyLeavesNothing(t *testing.T) {
 	}
 	p.Inputs = []files.Input{{Dir: filepath.Dir(input), From: "run.sh", To: "job/run.sh", Mode: 0o755}}
 	k := b.spawn("", p)
-	if !nameRE.MatchString(k.Name) || k.State != wire.KidRunning || len(k.Timings) < 10 {
+	if !nameRE.MatchString(k.Name) || k.State != wire.KidRunning {
 		t.Errorf("spawned %+v", k)
 	}
-	t.Logf("timings %v", k.Timings)
 	r := b.sh(k.Name, `sh job/run.sh; echo "$GREETING $API_KEY $HOME $(id -u) $(hostname)"; cat /etc/resolv.conf; echo error >&2; exit 7`)
 	want := "from input\nhello tgo_" + strings.Repeat("a", 32) + " /workspace 1000 " + k.Name + "\nnameserver " + b.inst.Gateway().String()
 	if !strings.HasPrefix(r.stdout.String(), want) || r.stderr.String() != "error\n" {

@@ -143,7 +143,7 @@ func (m *Manager) refusedProof(name string, err error) (wire.Kid, error) {
 
 // spawned reports a kid that is up.
 func (m *Manager) spawned(k *kid, r Request, sig Signature) {
-	took := k.rec.Timings["total"]
+	took := k.rec.Stages[wire.StageTotal]
 	if !r.Plan.Proof {
 		m.cfg.Metrics.Spawned(audit.OutcomeOK, took)
 	}

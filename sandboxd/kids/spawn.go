@@ -12,11 +12,12 @@ import (
 	"tagout/internal/wire"
 )
 
-// step is one stage of a spawn, under the name that timings and messages use. Whatever it makes, teardown
-// finds and removes, also when the step failed half-way.
+// step is one step of a spawn, under the name that timings and messages use, and part of a stage. Whatever it makes,
+// teardown finds and removes, also when the step failed half-way.
 type step struct {
-	name string
-	do   func(ctx context.Context, k *kid) error
+	name  string
+	stage string // one of wire.SpawnStages
+	do    func(ctx context.Context, k *kid) error
 }
 
 // lane is steps that follow each other.
@@ -30,12 +31,29 @@ type lane []step
 // what the guards have not heard of they deny.
 func (m *Manager) course() [][]lane {
 	return [][]lane{
-		{{{"cgroup", m.makeCgroup}, {"document", m.writeDocument}, {"namespaces", m.makeNamespaces}}},
+		{{
+			{"cgroup", wire.StageAllocation, m.makeCgroup},
+			{"document", wire.StageAllocation, m.writeDocument},
+			{"namespaces", wire.StageNetwork, m.makeNamespaces},
+		}},
 		{
-			{{"network", m.makeNetwork}, {"kernel", m.admit}, {"policy", m.pushPolicy}, {"tokens", m.mintTokens}},
-			{{"files", m.makeFiles}, {"create", m.createContainer}},
+			{
+				{"network", wire.StageNetwork, m.makeNetwork},
+				{"kernel", wire.StageNetwork, m.admit},
+				{"policy", wire.StageNetwork, m.pushPolicy},
+				{"tokens", wire.StageAllocation, m.mintTokens},
+			},
+			{
+				{"files", wire.StageFilesystem, m.makeFiles},
+				{"root", wire.StageFilesystem, m.makeRoot},
+				{"create", wire.StageRuntime, m.createContainer},
+			},
 		},
-		{{{"watch", m.watchFiles}, {"clear", m.clear}, {"start", m.startContainer}}},
+		{{
+			{"watch", wire.StageRuntime, m.watchFiles},
+			{"clear", wire.StageRuntime, m.clear},
+			{"start", wire.StageRuntime, m.startContainer},
+		}},
 	}
 }
 
@@ -67,14 +85,18 @@ func (m *Manager) Spawn(ctx context.Context, r Request) (wire.Kid, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	m.setCancel(k, cancel)
-	timings := map[string]time.Duration{"ask": cleared, "claim": time.Since(began) - cleared}
-	if err := m.runSteps(ctx, k, timings); err != nil {
+	t := newTimings(m.cfg.Metrics)
+	var before laneTime
+	t.step(&before, step{name: "ask", stage: wire.StageAllocation}, cleared)
+	t.step(&before, step{name: "claim", stage: wire.StageAllocation}, time.Since(began)-cleared)
+	t.waited(before)
+	if err := m.runSteps(ctx, k, t); err != nil {
 		return m.refused(r, k.name, began, m.rollback(ctx, k, m.whyCut(ctx, k, err)))
 	}
-	timings["total"] = time.Since(began)
+	stages, steps := t.done(began)
 	m.begin(k)
 	m.mu.Lock()
-	k.rec.Timings = timings
+	k.rec.Stages, k.rec.Steps, k.fresh = stages, steps, true
 	k.state.Enter(wire.KidRunning) // refused where a stop, a destroy or the kid's own end was faster
 	view := k.view()
 	view.SameCard = k.twins
@@ -119,16 +141,9 @@ func (m *Manager) setCancel(k *kid, cancel func()) {
 }
 
 // runSteps goes the course, as far as it gets.
-func (m *Manager) runSteps(ctx context.Context, k *kid, timings map[string]time.Duration) error {
-	var mu sync.Mutex // guards timings
-	note := func(name string, took time.Duration) {
-		mu.Lock()
-		defer mu.Unlock()
-		timings[name] = took
-		m.cfg.Metrics.Stage(name, took)
-	}
+func (m *Manager) runSteps(ctx context.Context, k *kid, t *timings) error {
 	for _, part := range m.course() {
-		if err := m.runPart(ctx, k, part, note); err != nil {
+		if err := m.runPart(ctx, k, part, t); err != nil {
 			return err
 		}
 	}
@@ -136,22 +151,24 @@ func (m *Manager) runSteps(ctx context.Context, k *kid, timings map[string]time.
 }
 
 // runPart returns when all lanes have ended. The first that fails calls the others off, and its error is the answer.
-func (m *Manager) runPart(ctx context.Context, k *kid, part []lane, note func(string, time.Duration)) error {
+func (m *Manager) runPart(ctx context.Context, k *kid, part []lane, t *timings) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var wg sync.WaitGroup
-	for _, l := range part {
+	took := make([]laneTime, len(part))
+	for i, l := range part {
 		wg.Go(func() {
-			if err := m.runLane(ctx, k, l, note); err != nil {
+			if err := m.runLane(ctx, k, l, func(s step, d time.Duration) { t.step(&took[i], s, d) }); err != nil {
 				cancel(err) // only the first call counts
 			}
 		})
 	}
 	wg.Wait()
+	t.waited(took...)
 	return context.Cause(ctx)
 }
 
-func (m *Manager) runLane(ctx context.Context, k *kid, l lane, note func(string, time.Duration)) error {
+func (m *Manager) runLane(ctx context.Context, k *kid, l lane, note func(step, time.Duration)) error {
 	for _, s := range l {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -166,7 +183,7 @@ func (m *Manager) runLane(ctx context.Context, k *kid, l lane, note func(string,
 		if err := m.injected(s.name, true); err != nil {
 			return err
 		}
-		note(s.name, time.Since(began))
+		note(s, time.Since(began))
 	}
 	return nil
 }

@@ -183,7 +183,8 @@ func (m *Manager) makeFiles(_ context.Context, k *kid) error {
 	return nil
 }
 
-func (m *Manager) createContainer(ctx context.Context, k *kid) error {
+// makeRoot makes the kid's root filesystem, as its image has it.
+func (m *Manager) makeRoot(_ context.Context, k *kid) error {
 	img, err := m.imageOf(k)
 	if err != nil {
 		return err
@@ -192,11 +193,12 @@ func (m *Manager) createContainer(ctx context.Context, k *kid) error {
 	if !k.networked() {
 		addr = netip.Addr{}
 	}
-	mounts, err := img.Root(m.rootDir(k), k.name, addr)
-	if err != nil {
-		return err
-	}
-	state, err := m.cfg.Runtime.Create(ctx, m.bundleDir(k), m.container(k, mounts))
+	k.mounts, err = img.Root(m.rootDir(k), k.name, addr)
+	return err
+}
+
+func (m *Manager) createContainer(ctx context.Context, k *kid) error {
+	state, err := m.cfg.Runtime.Create(ctx, m.bundleDir(k), m.container(k, k.mounts))
 	if err != nil {
 		return err
 	}
