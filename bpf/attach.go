@@ -25,6 +25,8 @@ var (
 		{tagoutProgTagoutSendmsg4, ebpf.AttachCGroupUDP4Sendmsg},
 		{tagoutProgTagoutSendmsg6, ebpf.AttachCGroupUDP6Sendmsg},
 		{tagoutProgTagoutSocket, ebpf.AttachCGroupInetSockCreate},
+		{tagoutProgTagoutBind4, ebpf.AttachCGroupInet4Bind},
+		{tagoutProgTagoutBind6, ebpf.AttachCGroupInet6Bind},
 		{tagoutProgTagoutKidUp, ebpf.AttachCGroupInetEgress},
 		{tagoutProgTagoutKidDown, ebpf.AttachCGroupInetIngress},
 	}

@@ -33,12 +33,15 @@ const (
 	HookLinkDown      = Hook(tagoutHookHOOK_LINK_DOWN)
 	HookDaemonEgress  = Hook(tagoutHookHOOK_DAEMON_EGRESS)
 	HookDaemonIngress = Hook(tagoutHookHOOK_DAEMON_INGRESS)
+	HookBind4         = Hook(tagoutHookHOOK_BIND4)
+	HookBind6         = Hook(tagoutHookHOOK_BIND6)
 )
 
 var hookNames = map[Hook]string{
 	HookConnect4: "connect4", HookConnect6: "connect6", HookSendmsg4: "sendmsg4", HookSendmsg6: "sendmsg6",
 	HookSocket: "socket", HookKidEgress: "kid-egress", HookKidIngress: "kid-ingress", HookLinkUp: "link-up",
 	HookLinkDown: "link-down", HookDaemonEgress: "daemon-egress", HookDaemonIngress: "daemon-ingress",
+	HookBind4: "bind4", HookBind6: "bind6",
 }
 
 // String returns the hook's name as it stands in records.

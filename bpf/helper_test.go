@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 }
 
 type request struct {
-	Op                  string // socket, bind, connect, reconnect, sendto, send, recv, wait, mark, listen, accept, name, close
+	Op                  string // socket, bind, connect, reconnect, sendto, send, recv, wait, mark, marked, listen, accept, name, close
 	FD                  int
 	Domain, Type, Proto int
 	Addr                netip.AddrPort
@@ -94,6 +94,8 @@ func (r request) do() (a answer, err error) {
 		a.N, err = unix.Poll([]unix.PollFd{{Fd: int32(r.FD), Events: unix.POLLIN}}, r.Len) // a descriptor
 	case "mark":
 		err = unix.SetsockoptInt(r.FD, unix.SOL_SOCKET, unix.SO_MARK, r.Len)
+	case "marked":
+		a.N, err = unix.GetsockoptInt(r.FD, unix.SOL_SOCKET, unix.SO_MARK)
 	case "listen":
 		err = unix.Listen(r.FD, 8)
 	case "accept":

@@ -13,7 +13,7 @@ import (
 )
 
 // layoutVersion is TAGOUT_LAYOUT of maps.h; a test compares the two.
-const layoutVersion = 6
+const layoutVersion = 7
 
 // ErrLayout means that maps of another version are installed, whose contents this version cannot read.
 var ErrLayout = errors.New("the installed BPF maps are of another Tagout version: destroy the kids, run `tagout cleanup`, then `tagout setup`")

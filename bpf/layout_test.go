@@ -67,7 +67,7 @@ func TestHooksHaveNames(t *testing.T) {
 // Go structs and C structs must have the same fields at the same offsets.
 func TestLayoutsMatchBTF(t *testing.T) {
 	for name, goType := range map[string]any{
-		"session": tagoutSession{}, "port_key": tagoutPortKey{}, "proc": tagoutProc{}, "flow_key": tagoutFlowKey{}, "syn_key": tagoutSynKey{},
+		"session": tagoutSession{}, "port_key": tagoutPortKey{}, "reach_key": tagoutReachKey{}, "proc": tagoutProc{}, "flow_key": tagoutFlowKey{}, "syn_key": tagoutSynKey{},
 		"tally": tagoutTally{}, "event": tagoutEvent{}, "flood_key": tagoutFloodKey{}, "flood": tagoutFlood{}, "layout_info": tagoutLayoutInfo{},
 	} {
 		var c *btf.Struct
@@ -100,22 +100,23 @@ func TestLayoutsMatchBTF(t *testing.T) {
 
 // Pinned layouts outlive builds. Whoever changes one sees this fail and must raise TAGOUT_LAYOUT with it.
 func TestLayoutIsThatOfItsVersion(t *testing.T) {
-	const want = `6 counters Hash 4 776 1024
-6 events RingBuf 0 0 1048576
-6 floods LRUHash 28 32 8192
-6 flows LRUHash 8 32 65536
-6 kid_cgroups Hash 8 4 1024
-6 kid_links Hash 4 4 1024
-6 layout Array 4 4 1
-6 leases Hash 4 8 1024
-6 lost Array 4 8 2
-6 ports Hash 8 1 16384
-6 revoked Hash 4 8 1024
-6 sessions Hash 4 16 1024
-6 sockets LRUHash 8 32 65536
-6 stop_all Array 4 4 1
-6 stopped Hash 4 8 1024
-6 syns LRUHash 8 32 16384
+	const want = `7 counters Hash 4 776 1024
+7 events RingBuf 0 0 1048576
+7 floods LRUHash 28 32 8192
+7 flows LRUHash 8 32 65536
+7 kid_cgroups Hash 8 4 1024
+7 kid_links Hash 4 4 1024
+7 layout Array 4 4 1
+7 leases Hash 4 8 1024
+7 lost Array 4 8 2
+7 ports Hash 8 1 16384
+7 reach LPMTrie 16 1 16384
+7 revoked Hash 4 8 1024
+7 sessions Hash 4 20 1024
+7 sockets LRUHash 8 32 65536
+7 stop_all Array 4 4 1
+7 stopped Hash 4 8 1024
+7 syns LRUHash 8 32 16384
 `
 	var got strings.Builder
 	spec := mustSpec(t)
@@ -130,7 +131,7 @@ func TestLayoutIsThatOfItsVersion(t *testing.T) {
 
 func TestConstantsOfTheHeaders(t *testing.T) {
 	for file, wants := range map[string]map[string]int{
-		"maps.h":    {"TAGOUT_LAYOUT": layoutVersion, "REASONS": len(tagoutTally{}.Denied), "MARK_SECRET": session.SecretBit},
+		"maps.h":    {"TAGOUT_LAYOUT": layoutVersion, "REASONS": len(tagoutTally{}.Denied), "MARK_SECRET": session.SecretBit, "SESSION_HOST_NETWORK": hostNetwork, "REACH_FIXED": reachFixed},
 		"verdict.h": {"PORT_DNS": instance.PortDNS, "PORT_PROXY": instance.PortExplicit},
 	} {
 		src, err := os.ReadFile(file)

@@ -11,7 +11,7 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_endian.h>
 
-#define TAGOUT_LAYOUT 6
+#define TAGOUT_LAYOUT 7
 
 #ifndef AF_INET
 #define AF_INET 2
@@ -36,11 +36,29 @@ enum session_state {
 	STATE_STOPPED = 2,
 };
 
+/*
+ * The kid lives in the machine's own network namespace. No address is its own then, loopback included: it reaches
+ * what reach names and nothing else.
+ */
+#define SESSION_HOST_NETWORK 1
+
 struct session {
 	__u32 state;
 	__be32 addr; /* the kid's own address */
 	__u32 open_every; /* ns from one new connection to the next, on average; 0 = as fast as it likes */
 	__u32 open_burst; /* connections that may come at once */
+	__u32 flags;
+};
+
+/* Addresses that a kid on the machine's network may reach by TCP. REACH_FIXED bits go before the address. */
+#define REACH_FIXED 64
+
+struct reach_key {
+	__u32 bits; /* that count, those of the address included (BPF_MAP_TYPE_LPM_TRIE) */
+	__u32 mark;
+	__u16 port; /* host order */
+	__u16 pad;
+	__be32 addr;
 };
 
 struct port_key {
@@ -140,6 +158,8 @@ enum hook {
 	HOOK_LINK_DOWN = 9,
 	HOOK_DAEMON_EGRESS = 10,
 	HOOK_DAEMON_INGRESS = 11,
+	HOOK_BIND4 = 12,
+	HOOK_BIND6 = 13,
 };
 
 struct event {
@@ -190,6 +210,15 @@ MAP(revoked, HASH, __u32, __u64, 1024);         /* mark -> boot time since which
 MAP(kid_cgroups, HASH, __u64, __u32, 1024);     /* cgroup id -> mark */
 MAP(kid_links, HASH, __u32, __u32, 1024);       /* host-side ifindex -> mark */
 MAP(ports, HASH, struct port_key, __u8, 16384);
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC); /* the kernel makes no other */
+	__type(key, struct reach_key);
+	__type(value, __u8);
+} reach SEC(".maps");
+
 MAP(counters, HASH, __u32, struct tally, 1024); /* by mark; 0 = nobody's */
 MAP(sockets, LRU_HASH, __u64, struct proc, 65536); /* by socket cookie */
 MAP(flows, LRU_HASH, struct flow_key, struct proc, 65536);

@@ -31,10 +31,18 @@ type SessionEntry struct {
 	Addr  netip.Addr // the kid's own IPv4 address
 	// OpensPerSecond bounds its new connections on average; twice as many may come at once. 0: no bound.
 	OpensPerSecond int
+	// HostNetwork: the kid lives in the machine's own network namespace and reaches what AllowReach says, nothing else.
+	HostNetwork bool
 }
+
+// hostNetwork is SESSION_HOST_NETWORK of maps.h; a test compares the two.
+const hostNetwork = 1
 
 func (e SessionEntry) raw() tagoutSession {
 	raw := tagoutSession{State: e.State, Addr: wire(e.Addr)}
+	if e.HostNetwork {
+		raw.Flags = hostNetwork
+	}
 	if n := e.OpensPerSecond; n > 0 {
 		raw.OpenEvery = uint32(max(time.Second/time.Duration(n), 1))
 		raw.OpenBurst = uint32(min(2*int64(n), math.MaxUint32))
@@ -171,7 +179,7 @@ func (m *Maps) Session(mark uint32) (SessionEntry, error) {
 	if err != nil {
 		return SessionEntry{}, err
 	}
-	e := SessionEntry{State: raw.State, Addr: addr4(raw.Addr), OpensPerSecond: opensPerSecond(raw.OpenEvery)}
+	e := SessionEntry{State: raw.State, Addr: addr4(raw.Addr), OpensPerSecond: opensPerSecond(raw.OpenEvery), HostNetwork: raw.Flags&hostNetwork != 0}
 	if stopped {
 		e.State = StateStopped
 	}

@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// Sweep forgets every session that keep does not want, with its kids, ports, lease, stop and counters: what nobody can
+// Sweep forgets every session that keep does not want, with its kids, ports, reach, lease, stop and counters: what nobody can
 // name any more, because whoever made it was killed and what was noted of it is lost. Entries that point to a
 // session go before it. A session that is being stopped meanwhile ends unknown, which is denied all the same.
 func (m *Maps) Sweep(keep func(mark uint32) bool) error {
@@ -13,6 +13,7 @@ func (m *Maps) Sweep(keep func(mark uint32) bool) error {
 		sweep(m, tagoutMapKidCgroups, func(_ uint64, mark uint32) bool { return keep(mark) }),
 		sweep(m, tagoutMapKidLinks, func(_ uint32, mark uint32) bool { return keep(mark) }),
 		sweep(m, tagoutMapPorts, func(key tagoutPortKey, _ uint8) bool { return keep(key.Mark) }),
+		sweep(m, tagoutMapReach, func(key tagoutReachKey, _ uint8) bool { return keep(key.Mark) }),
 		sweep(m, tagoutMapSessions, func(mark uint32, _ tagoutSession) bool { return keep(mark) }),
 		sweep(m, tagoutMapLeases, func(mark uint32, _ uint64) bool { return keep(mark) }),
 		sweep(m, tagoutMapStopped, func(mark uint32, _ uint64) bool { return keep(mark) }),

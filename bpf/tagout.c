@@ -61,7 +61,7 @@ __inline_always int call(struct bpf_sock_addr *ctx, enum hook hook, struct flow 
 		if (f->family == AF_INET)
 			f->src[0] = ctx->sk->src_ip4;
 	}
-	if (f->family == AF_INET && !f->src[0] && w.session)
+	if (f->family == AF_INET && !f->src[0] && w.session && !on_host_network(&w))
 		f->src[0] = w.session->addr;
 	r = flow_verdict(&w, f, UP, 0);
 	if (!r && f->proto == IPPROTO_TCP && f->family == AF_INET && !is_own4(&w, f->dst[0]) &&
@@ -139,10 +139,57 @@ int tagout_socket(struct bpf_sock *ctx)
 	r = session_verdict(&w);
 	if (!r && !((type == SOCK_STREAM && proto == IPPROTO_TCP) || (type == SOCK_DGRAM && proto == IPPROTO_UDP)))
 		r = REASON_RAW_SOCKET;
+	if (!r && on_host_network(&w)) {
+		/* An unbound UDP socket takes a port of the machine's before any hook sees where it sends. */
+		if (proto == IPPROTO_UDP)
+			r = REASON_UDP_NOT_ALLOWED;
+		else
+			ctx->mark = w.mark; /* by which a stop finds and destroys it among the machine's own */
+	}
 	if (!r)
 		return ALLOW;
 	self(&p);
 	return refuse(HOOK_SOCKET, r, &w, &f, &p);
+}
+
+/* bind_call keeps a kid on the machine's network from taking the machine's ports. Others' ports are their own. */
+__inline_always int bind_call(struct bpf_sock_addr *ctx, enum hook hook, struct flow *f)
+{
+	struct who w = {};
+	struct proc p;
+	enum tagout_reason r;
+
+	who_by_cgroup(&w, bpf_get_current_ancestor_cgroup_id(kid_level));
+	r = session_verdict(&w);
+	if (!r && on_host_network(&w))
+		r = REASON_HOST_PORT;
+	if (!r)
+		return ALLOW;
+	self(&p);
+	f->proto = ctx->protocol > 255 ? 255 : ctx->protocol;
+	f->dport = bpf_ntohs((__u16)ctx->user_port);
+	return refuse(hook, r, &w, f, &p);
+}
+
+SEC("cgroup/bind4")
+int tagout_bind4(struct bpf_sock_addr *ctx)
+{
+	struct flow f = { .family = AF_INET };
+
+	f.dst[0] = ctx->user_ip4;
+	return bind_call(ctx, HOOK_BIND4, &f);
+}
+
+SEC("cgroup/bind6")
+int tagout_bind6(struct bpf_sock_addr *ctx)
+{
+	struct flow f = { .family = AF_INET6 };
+
+	f.dst[0] = ctx->user_ip6[0];
+	f.dst[1] = ctx->user_ip6[1];
+	f.dst[2] = ctx->user_ip6[2];
+	f.dst[3] = ctx->user_ip6[3];
+	return bind_call(ctx, HOOK_BIND6, &f);
 }
 
 /* ---- packets of the kids' sockets ---- */

@@ -74,6 +74,8 @@ const (
 	tagoutHookHOOK_LINK_DOWN      tagoutHook = 9
 	tagoutHookHOOK_DAEMON_EGRESS  tagoutHook = 10
 	tagoutHookHOOK_DAEMON_INGRESS tagoutHook = 11
+	tagoutHookHOOK_BIND4          tagoutHook = 12
+	tagoutHookHOOK_BIND6          tagoutHook = 13
 )
 
 type tagoutLayoutInfo struct {
@@ -97,12 +99,22 @@ type tagoutProc struct {
 	Boot uint64
 }
 
+type tagoutReachKey struct {
+	_    structs.HostLayout
+	Bits uint32
+	Mark uint32
+	Port uint16
+	Pad  uint16
+	Addr uint32
+}
+
 type tagoutSession struct {
 	_         structs.HostLayout
 	State     uint32
 	Addr      uint32
 	OpenEvery uint32
 	OpenBurst uint32
+	Flags     uint32
 }
 
 type tagoutSessionState uint32
@@ -141,6 +153,8 @@ const (
 	tagoutTagoutReasonREASON_MULTICAST        tagoutTagoutReason = 17
 	tagoutTagoutReasonREASON_MALFORMED        tagoutTagoutReason = 18
 	tagoutTagoutReasonREASON_CONNECT_RATE     tagoutTagoutReason = 19
+	tagoutTagoutReasonREASON_NOT_IN_REACH     tagoutTagoutReason = 20
+	tagoutTagoutReasonREASON_HOST_PORT        tagoutTagoutReason = 21
 )
 
 type tagoutTally struct {
@@ -177,12 +191,15 @@ const (
 	tagoutMapLeases          = "leases"
 	tagoutMapLost            = "lost"
 	tagoutMapPorts           = "ports"
+	tagoutMapReach           = "reach"
 	tagoutMapRevoked         = "revoked"
 	tagoutMapSessions        = "sessions"
 	tagoutMapSockets         = "sockets"
 	tagoutMapStopAll         = "stop_all"
 	tagoutMapStopped         = "stopped"
 	tagoutMapSyns            = "syns"
+	tagoutProgTagoutBind4    = "tagout_bind4"
+	tagoutProgTagoutBind6    = "tagout_bind6"
 	tagoutProgTagoutConnect4 = "tagout_connect4"
 	tagoutProgTagoutConnect6 = "tagout_connect6"
 	tagoutProgTagoutDmnDown  = "tagout_dmn_down"
@@ -251,6 +268,8 @@ type tagoutSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type tagoutProgramSpecs struct {
+	TagoutBind4    *ebpf.ProgramSpec `ebpf:"tagout_bind4"`
+	TagoutBind6    *ebpf.ProgramSpec `ebpf:"tagout_bind6"`
 	TagoutConnect4 *ebpf.ProgramSpec `ebpf:"tagout_connect4"`
 	TagoutConnect6 *ebpf.ProgramSpec `ebpf:"tagout_connect6"`
 	TagoutDmnDown  *ebpf.ProgramSpec `ebpf:"tagout_dmn_down"`
@@ -278,6 +297,7 @@ type tagoutMapSpecs struct {
 	Leases     *ebpf.MapSpec `ebpf:"leases"`
 	Lost       *ebpf.MapSpec `ebpf:"lost"`
 	Ports      *ebpf.MapSpec `ebpf:"ports"`
+	Reach      *ebpf.MapSpec `ebpf:"reach"`
 	Revoked    *ebpf.MapSpec `ebpf:"revoked"`
 	Sessions   *ebpf.MapSpec `ebpf:"sessions"`
 	Sockets    *ebpf.MapSpec `ebpf:"sockets"`
@@ -335,6 +355,7 @@ type tagoutMaps struct {
 	Leases     *ebpf.Map `ebpf:"leases"`
 	Lost       *ebpf.Map `ebpf:"lost"`
 	Ports      *ebpf.Map `ebpf:"ports"`
+	Reach      *ebpf.Map `ebpf:"reach"`
 	Revoked    *ebpf.Map `ebpf:"revoked"`
 	Sessions   *ebpf.Map `ebpf:"sessions"`
 	Sockets    *ebpf.Map `ebpf:"sockets"`
@@ -355,6 +376,7 @@ func (m *tagoutMaps) Close() error {
 		m.Leases,
 		m.Lost,
 		m.Ports,
+		m.Reach,
 		m.Revoked,
 		m.Sessions,
 		m.Sockets,
@@ -387,6 +409,8 @@ type tagoutVariables struct {
 //
 // It can be passed to loadTagoutObjects or ebpf.CollectionSpec.LoadAndAssign.
 type tagoutPrograms struct {
+	TagoutBind4    *ebpf.Program `ebpf:"tagout_bind4"`
+	TagoutBind6    *ebpf.Program `ebpf:"tagout_bind6"`
 	TagoutConnect4 *ebpf.Program `ebpf:"tagout_connect4"`
 	TagoutConnect6 *ebpf.Program `ebpf:"tagout_connect6"`
 	TagoutDmnDown  *ebpf.Program `ebpf:"tagout_dmn_down"`
@@ -402,6 +426,8 @@ type tagoutPrograms struct {
 
 func (p *tagoutPrograms) Close() error {
 	return _TagoutClose(
+		p.TagoutBind4,
+		p.TagoutBind6,
 		p.TagoutConnect4,
 		p.TagoutConnect6,
 		p.TagoutDmnDown,

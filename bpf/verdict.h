@@ -32,6 +32,8 @@ enum tagout_reason {
 	REASON_MULTICAST = 17,
 	REASON_MALFORMED = 18,
 	REASON_CONNECT_RATE = 19,
+	REASON_NOT_IN_REACH = 20,
+	REASON_HOST_PORT = 21,
 };
 
 const enum tagout_reason *unused_reason __attribute__((unused));
@@ -124,10 +126,42 @@ __inline_always int port_allowed(__u32 mark, __u8 proto, __u16 port)
 	return bpf_map_lookup_elem(&ports, &key) != 0;
 }
 
+__inline_always int on_host_network(const struct who *w)
+{
+	return w->session && (w->session->flags & SESSION_HOST_NETWORK);
+}
+
 /* is_own4 says whether the address is the kid itself. */
 __inline_always int is_own4(const struct who *w, __be32 addr)
 {
+	if (on_host_network(w))
+		return 0;
 	return is_loopback4(bpf_ntohl(addr)) || addr == w->session->addr;
+}
+
+__inline_always int reachable(__u32 mark, __be32 addr, __u16 port)
+{
+	struct reach_key key = { .bits = REACH_FIXED + 32, .mark = mark, .port = port, .addr = addr };
+
+	return bpf_map_lookup_elem(&reach, &key) != 0;
+}
+
+/* host_verdict4 judges the remote end of a flow of a kid that shares the machine's network. */
+__inline_always enum tagout_reason host_verdict4(const struct who *w, __be32 remote, __u16 port, __u8 proto)
+{
+	__u32 a = bpf_ntohl(remote);
+
+	if (is_metadata4(a))
+		return REASON_METADATA_ADDRESS;
+	if (is_multicast4(a))
+		return REASON_MULTICAST;
+	if (proto == IPPROTO_UDP)
+		return REASON_UDP_NOT_ALLOWED;
+	if (proto != IPPROTO_TCP)
+		return REASON_IP_PROTOCOL;
+	if (a == gateway || in_kid_net(a) || in_virtual_net(a))
+		return REASON_HOST_ADDRESS; /* nobody there could tell whose it is */
+	return reachable(w->mark, remote, port) ? REASON_OK : REASON_NOT_IN_REACH;
 }
 
 /*
@@ -139,6 +173,8 @@ __inline_always enum tagout_reason verdict4(const struct who *w, __be32 remote, 
 	__u32 a = bpf_ntohl(remote);
 	int tcp = proto == IPPROTO_TCP, udp = proto == IPPROTO_UDP;
 
+	if (on_host_network(w))
+		return host_verdict4(w, remote, port, proto);
 	if (!on_link && is_own4(w, remote))
 		return REASON_OK;
 	if (is_metadata4(a))
@@ -200,8 +236,8 @@ __inline_always enum tagout_reason flow_verdict(const struct who *w, const struc
 		return r;
 	if (f->problem)
 		return f->problem;
-	if (f->family == AF_INET6)
-		return verdict6(remote, on_link);
+	if (f->family == AF_INET6) /* on the machine's network ::1 is not the kid either */
+		return verdict6(remote, on_link || on_host_network(w));
 	if (on_link && local[0] != w->session->addr)
 		return REASON_SPOOFED_SOURCE;
 	r = verdict4(w, remote[0], port, f->proto, on_link);

@@ -28,6 +28,8 @@ const (
 	Multicast       Code = 17 // multicast or broadcast
 	Malformed       Code = 18 // bytes that are not what they claim to be
 	ConnectRate     Code = 19 // new connections come faster than one kid may open them
+	NotInReach      Code = 20 // an address that the reach of a card on the machine's network does not name
+	HostPort        Code = 21 // a port of the machine's own
 	NameNotAllowed  Code = 32 // no rule names this host
 	NameInvalid     Code = 33 // not a host name
 	DenyRule        Code = 34 // a deny rule matched
@@ -114,6 +116,8 @@ var table = map[Code]Info{
 	Multicast:       {"multicast", "multicast and broadcast are not allowed", ""},
 	Malformed:       {"malformed", "the message cannot be parsed", ""},
 	ConnectRate:     {"connect-rate", "the kid opens connections faster than it may", "open fewer a second, or keep them open"},
+	NotInReach:      {"not-in-reach", "the card's reach does not name this address and port", "add it to the card's reach, and have the new card approved"},
+	HostPort:        {"host-port", "a kid on the machine's network takes none of the machine's ports", "use a kid with a network of its own to serve something"},
 	NameNotAllowed:  {"name-not-allowed", "no rule of the card names this host", hintCard},
 	NameInvalid:     {"name-invalid", "this is not a valid host name", ""},
 	DenyRule:        {"deny-rule", "a deny rule of the card matches", "a deny rule always wins: change the rule"},
