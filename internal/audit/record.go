@@ -25,9 +25,10 @@ const (
 	EventKidResumed     = "kid.resumed"
 	EventExecStarted    = "exec.started"
 	EventExecEnded      = "exec.ended"
-	EventAPICalled      = "api.called"  // over TCP
-	EventAPIRefused     = "api.refused" // a caller whom nobody knows
-	EventToolCalled     = "tool.called" // by an AI agent
+	EventExecAttached   = "exec.attached" // somebody else may give it input
+	EventAPICalled      = "api.called"    // over TCP
+	EventAPIRefused     = "api.refused"   // a caller whom nobody knows
+	EventToolCalled     = "tool.called"   // by an AI agent
 	EventFileRead       = "file.read"
 	EventFileWritten    = "file.written"
 	EventFilesListed    = "files.listed"

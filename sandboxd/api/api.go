@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"log/slog"
 	"net/http"
+	"reflect"
 	"sync/atomic"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -101,6 +102,7 @@ func New(cfg Config) *API {
 		api: humago.New(mux, config()), kids: cfg.Kids, plan: cfg.Plan, planEgress: cfg.PlanEgress, orders: cfg.Orders,
 		keys: cfg.Keys, log: cfg.Log, audit: cfg.Audit, logs: cfg.Logs, ending: cfg.Ending,
 	}
+	s.api.OpenAPI().Components.Schemas.RegisterTypeAlias(reflect.TypeFor[wire.Problem](), reflect.TypeFor[Problem]())
 	s.kidRoutes()
 	s.execRoutes()
 	s.lifeRoutes()

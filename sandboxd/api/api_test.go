@@ -157,6 +157,10 @@ func TestExecStreams(t *testing.T) {
 	if control.Status(err) != 404 {
 		t.Errorf("unknown kid: %v, want 404", err)
 	}
+	err = client.Each(t.Context(), http.MethodPost, "/v1/kids/k1/exec", wire.ExecRequest{Argv: []string{"true"}, Input: true}, nil)
+	if control.Status(err) != 422 {
+		t.Errorf("input that nobody could send: %v, want 422", err)
+	}
 }
 
 func TestDestroyPassesTheReason(t *testing.T) {

@@ -12,7 +12,10 @@ import (
 type Commands interface {
 	Execs(ctx context.Context, name string) ([]wire.Exec, error)
 	ExecStatus(ctx context.Context, name, id string) (wire.Exec, error)
-	Attach(ctx context.Context, name, id string, input <-chan wire.ExecInput, send func(wire.ExecFrame) error) error
+	ExecInput(ctx context.Context, name, actor string, r wire.ExecRequest, input <-chan wire.ExecInput, send func(wire.ExecFrame) error) error
+	ResizeExec(name, id string, size wire.TermSize) error
+	DetachExec(name, id string) error
+	Attach(ctx context.Context, name, id, actor string, input <-chan wire.ExecInput, send func(wire.ExecFrame) error) error
 	EndExec(ctx context.Context, name, id, actor, why string) error
 }
 
@@ -57,7 +60,7 @@ func (s *server) getExec(ctx context.Context, in *ExecNamed) (*execReply, error)
 // attach streams as exec does.
 func (s *server) attach(w http.ResponseWriter, r *http.Request) {
 	var out *control.Stream
-	err := s.kids.Attach(r.Context(), r.PathValue("kid"), r.PathValue("id"), nil, func(f wire.ExecFrame) error {
+	err := s.kids.Attach(r.Context(), r.PathValue("kid"), r.PathValue("id"), actor(r.Context()), nil, func(f wire.ExecFrame) error {
 		if out == nil {
 			out = control.NewStream(w)
 		}

@@ -107,6 +107,10 @@ func (s *server) exec(w http.ResponseWriter, r *http.Request) {
 	if !control.Read(w, r, &req) {
 		return
 	}
+	if req.Input && !req.Detach {
+		control.Refuse(w, http.StatusUnprocessableEntity, reason.Malformed, "input: more of it can follow over a WebSocket alone (GET on this path), or to a command that is detached")
+		return
+	}
 	var out *control.Stream
 	err := s.kids.Exec(r.Context(), r.PathValue("kid"), actor(r.Context()), req, func(f wire.ExecFrame) error {
 		if out == nil {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 
+	"tagout/internal/audit"
 	"tagout/internal/reason"
 	"tagout/internal/wire"
 	"tagout/sandboxd/outlog"
@@ -53,9 +54,11 @@ func (m *Manager) find(name, id string) (*execution, error) {
 }
 
 // Attach sends what is kept of a detached command's output and what follows, as Exec does, until the command has ended,
-// ctx ends, send fails or the caller detaches. The command does not wait for a caller who is slow: what the caller was
-// too slow for is counted in a frame. A command that is not detached has its caller already.
-func (m *Manager) Attach(ctx context.Context, name, id string, input <-chan wire.ExecInput, send func(wire.ExecFrame) error) error {
+// ctx ends or send fails; input is ExecInput's, and nil is nothing. The command does not wait for a caller who is slow:
+// what the caller was too slow for is counted in a frame. A command that is not detached has its caller already.
+//
+// Whoever sends input drives the command: that is refused as a new one would be while a tag hangs, and recorded.
+func (m *Manager) Attach(ctx context.Context, name, id, actor string, input <-chan wire.ExecInput, send func(wire.ExecFrame) error) error {
 	m.mu.Lock()
 	e, err := m.find(name, id)
 	if err == nil && !e.free {
@@ -67,10 +70,13 @@ func (m *Manager) Attach(ctx context.Context, name, id string, input <-chan wire
 	}
 	log := e.log
 	m.mu.Unlock()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	if input != nil {
-		go m.passAll(ctx, cancel, e, input)
+		if err := m.driven(ctx, e, actor); err != nil {
+			return err
+		}
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		go e.passAll(ctx, input)
 	}
 	if err := send(wire.ExecFrame{ID: id}); err != nil {
 		return nil // nobody listens
@@ -88,23 +94,60 @@ func (m *Manager) Attach(ctx context.Context, name, id string, input <-chan wire
 	return nil
 }
 
-// passAll passes an attached caller's input on until it ends or the caller has had enough.
-func (m *Manager) passAll(ctx context.Context, enough func(), e *execution, input <-chan wire.ExecInput) {
+// driven says whether the caller may send input to the command now, and records it.
+func (m *Manager) driven(ctx context.Context, e *execution, actor string) error {
+	err := errors.Join(m.canRecord(), m.clear(ctx, e.k))
+	rec := audit.Record{Event: audit.EventExecAttached, Actor: actor, Outcome: audit.OutcomeOK, Fields: map[string]string{"exec": e.id}}
+	if err != nil {
+		rec.Outcome, rec.Reason, rec.Detail = audit.OutcomeDeny, ReasonOf(err), err.Error()
+	}
+	m.log(e.k, rec)
+	return err
+}
+
+// passAll passes an attached caller's input on until it ends or ctx does.
+func (e *execution) passAll(ctx context.Context, input <-chan wire.ExecInput) {
 	for {
 		select {
 		case in, ok := <-input:
 			if !ok {
 				return
 			}
-			if in.Detach {
-				enough()
-				return
-			}
-			m.pass(ctx, e, in)
+			e.pass(ctx, nil, in)
 		case <-ctx.Done():
 			return
 		}
 	}
+}
+
+// ResizeExec gives a command's terminal another size; one that has none, or has ended, has none to change.
+func (m *Manager) ResizeExec(name, id string, size wire.TermSize) error {
+	m.mu.Lock()
+	e, err := m.find(name, id)
+	if err != nil {
+		m.mu.Unlock()
+		return err
+	}
+	e.size = &size // for one that has not started
+	run := e.run
+	m.mu.Unlock()
+	if run != nil {
+		run.Resize(size.Rows, size.Cols) // as above
+	}
+	return nil
+}
+
+// DetachExec lets a command run on without its caller, for whom Exec returns, and keeps its output from here on. One that
+// is detached stays so.
+func (m *Manager) DetachExec(name, id string) error {
+	m.mu.Lock()
+	e, err := m.find(name, id)
+	m.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	m.detach(e)
+	return nil
 }
 
 // follow sends what is in the log, as it comes. over is false where the log has ended and the caller still listens.

@@ -94,9 +94,6 @@ func checkExec(r wire.ExecRequest) error {
 	if len(r.Argv) == 0 || r.Argv[0] == "" {
 		return refuse(Invalid, reason.Malformed, "no command was given")
 	}
-	if r.Detach && r.Input {
-		return refuse(Invalid, reason.Malformed, "a detached command has no caller who could send more input: leave out one of both")
-	}
 	if slices.ContainsFunc(append([]string{r.Dir}, r.Argv...), func(s string) bool { return strings.ContainsRune(s, 0) }) {
 		return refuse(Invalid, reason.Malformed, "the command contains a NUL byte")
 	}

@@ -34,6 +34,7 @@ type execution struct {
 	actor string
 	tty   bool
 	input chan wire.ExecInput // what follows ExecRequest.Stdin; nil: nothing
+	fed   chan struct{}       // closed when the command gets no more input
 
 	ctx      context.Context // its end ends the command; the cause says why
 	cancel   context.CancelCauseFunc
@@ -42,7 +43,8 @@ type execution struct {
 	done     chan struct{} // closed when it has ended
 
 	// Guarded by Manager.mu.
-	free    bool // detached is closed
+	size    *wire.TermSize // of its terminal, where it changed before the command had started
+	free    bool           // detached is closed
 	log     *outlog.Log
 	run     *runtime.Running // nil: it has not started
 	exit    *wire.ExecExit   // nil: it has not ended
@@ -73,7 +75,8 @@ func (m *Manager) Exec(ctx context.Context, name, actor string, r wire.ExecReque
 	return m.ExecInput(ctx, name, actor, r, nil, send)
 }
 
-// ExecInput is Exec for a caller who goes on sending. Input that arrives after the command's end is dropped.
+// ExecInput is Exec for a caller who goes on sending Stdin and EOF. A piece is received when there is room for it; what
+// arrives after the command's end, or after EOF, is dropped. See also ResizeExec and DetachExec.
 func (m *Manager) ExecInput(ctx context.Context, name, actor string, r wire.ExecRequest, input <-chan wire.ExecInput, send func(wire.ExecFrame) error) error {
 	if r.Shell != "" && len(r.Argv) == 0 {
 		r.Argv = []string{"/bin/sh", "-c", r.Shell}
@@ -110,7 +113,7 @@ func (m *Manager) execRefused(name, actor string, r wire.ExecRequest, err error)
 func (m *Manager) register(k *kid, actor string, r wire.ExecRequest) (*execution, error) {
 	e := &execution{
 		id: strings.ToLower(ulid.Make().String()), k: k, began: time.Now(), argv: shown(r.Argv), actor: actor, tty: r.TTY != nil,
-		detached: make(chan struct{}), done: make(chan struct{}),
+		fed: make(chan struct{}), detached: make(chan struct{}), done: make(chan struct{}),
 	}
 	e.ctx, e.cancel = context.WithCancelCause(context.Background())
 	if r.Input {
@@ -206,29 +209,22 @@ func (m *Manager) accompany(ctx context.Context, e *execution, input <-chan wire
 				input = nil // the caller goes on listening, or ctx ends
 				continue
 			}
-			m.pass(ctx, e, in)
+			e.pass(ctx, e.detached, in) // what the command had no room for when its caller detaches is dropped
 		}
 	}
 }
 
-// pass gives one piece of input to the command. It waits until there is room for it.
-func (m *Manager) pass(ctx context.Context, e *execution, in wire.ExecInput) {
-	switch {
-	case in.Detach:
-		m.detach(e)
-	case in.Resize != nil:
-		m.mu.Lock()
-		run := e.run
-		m.mu.Unlock()
-		if run != nil {
-			run.Resize(in.Resize.Rows, in.Resize.Cols) // one that has ended has no size
-		}
-	case e.input != nil:
-		select {
-		case e.input <- in:
-		case <-e.done:
-		case <-ctx.Done():
-		}
+// pass gives one piece of input to the command. It waits until there is room for it, or until nobody needs it any more.
+func (e *execution) pass(ctx context.Context, enough <-chan struct{}, in wire.ExecInput) {
+	if e.input == nil {
+		return
+	}
+	select {
+	case e.input <- in:
+	case <-enough:
+	case <-e.fed:
+	case <-e.done:
+	case <-ctx.Done():
 	}
 }
 
@@ -260,6 +256,7 @@ func (m *Manager) detach(e *execution) {
 // feed gives the command its input and then the end of it. A command that does not read, or has ended, ends the
 // feeding when run is closed.
 func (e *execution) feed(run *runtime.Running, r wire.ExecRequest) {
+	defer close(e.fed)
 	run.Stdin.Write(r.Stdin) // the command need not read its input
 	for e.input != nil {
 		select {
@@ -281,6 +278,9 @@ func (m *Manager) noteStarted(e *execution, run *runtime.Running) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e.run = run
+	if e.size != nil {
+		run.Resize(e.size.Rows, e.size.Cols) // one that has ended has no size
+	}
 	if err := m.putRecord(e); err != nil {
 		m.cfg.Log.Error("noting that a command has started", "kid", e.k.name, "command", e.id, "error", err)
 	}

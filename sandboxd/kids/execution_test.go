@@ -40,7 +40,7 @@ func (b *box) detached(kid string, r wire.ExecRequest) (id string) {
 func (b *box) attached(kid, id string) (*result, int64) {
 	b.t.Helper()
 	out, lost := &result{}, int64(0)
-	err := b.Attach(b.t.Context(), kid, id, nil, func(f wire.ExecFrame) error {
+	err := b.Attach(b.t.Context(), kid, id, "test", nil, func(f wire.ExecFrame) error {
 		out.stdout.Write(f.Stdout)
 		out.stderr.Write(f.Stderr)
 		lost += f.Lost
@@ -72,7 +72,7 @@ func TestDetachedCommand(t *testing.T) {
 	seen := make(chan string, 8)
 	left := make(chan error, 1)
 	go func() {
-		left <- b.Attach(ctx, "k1", id, nil, func(f wire.ExecFrame) error {
+		left <- b.Attach(ctx, "k1", id, "test", nil, func(f wire.ExecFrame) error {
 			if s := string(f.Stdout) + string(f.Stderr); s != "" {
 				seen <- s
 			}
@@ -153,7 +153,7 @@ func TestDetachLater(t *testing.T) {
 			id = f.ID
 		}
 		if first += string(f.Stdout); first == "one\n" {
-			go func() { input <- wire.ExecInput{Detach: true} }()
+			go b.DetachExec("k1", id)
 		}
 		return nil
 	})
@@ -165,7 +165,7 @@ func TestDetachLater(t *testing.T) {
 	again <- wire.ExecInput{EOF: true}
 	var rest bytes.Buffer
 	var exit *wire.ExecExit
-	err = b.Attach(t.Context(), "k1", id, again, func(f wire.ExecFrame) error {
+	err = b.Attach(t.Context(), "k1", id, "other", again, func(f wire.ExecFrame) error {
 		rest.Write(f.Stdout)
 		exit = f.Exit
 		return nil
@@ -186,7 +186,7 @@ func TestTerminal(t *testing.T) {
 		input := make(chan wire.ExecInput, 4)
 		var out bytes.Buffer
 		var exit *wire.ExecExit
-		resized := false
+		id, resized := "", false
 		script := `test -t 0 && test -t 1 && test -t 2 && echo terminal; stty size; trap 'stty size; exit 7' WINCH; (: >/dev/tty) && echo controlling; while :; do sleep .05; done`
 		err := b.ExecInput(t.Context(), "k1", "test", wire.ExecRequest{Argv: []string{"bash", "-c", script}, TTY: &wire.TermSize{Rows: 33, Cols: 99}, Input: true, Timeout: 10 * time.Second}, input, func(f wire.ExecFrame) error {
 			out.Write(f.Stdout)
@@ -196,9 +196,14 @@ func TestTerminal(t *testing.T) {
 			if f.Exit != nil {
 				exit = f.Exit
 			}
+			if f.ID != "" {
+				id = f.ID
+			}
 			if !resized && strings.Contains(out.String(), "controlling") {
 				resized = true
-				input <- wire.ExecInput{Resize: &wire.TermSize{Rows: 44, Cols: 111}}
+				if err := b.ResizeExec("k1", id, wire.TermSize{Rows: 44, Cols: 111}); err != nil {
+					t.Error(err)
+				}
 			}
 			return nil
 		})
