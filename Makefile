@@ -12,9 +12,10 @@ LDFLAGS := -s -w -X main.version=$(VERSION)
 RACEPKGS := ./proxy ./dnsfilter ./killswitch ./sandboxd/events ./sandboxd/sockwatch $(addprefix ./internal/,alert audit card config \
 	control credential instance policy session suggest tally vaddr)
 FUZZTIME ?= 10m
+LIVES ?= 1000
 export CGO_ENABLED ?= 0
 
-.PHONY: build setup demo test test-race bench bench-egress bench-kids bench-stop lint generate openapi check-generated fuzz clean
+.PHONY: build setup demo test test-race soak-kids bench bench-egress bench-kids bench-stop lint generate openapi check-generated fuzz clean
 
 build: ## Build every binary, static, into build/bin
 	@mkdir -p $(BIN)
@@ -32,6 +33,9 @@ test: setup build ## Run all tests, the privileged ones too when run as root
 
 test-race: ## Run the tests of the packages that need no kernel under the race detector (needs gcc)
 	CGO_ENABLED=1 go test -race -timeout 14m $(RACEPKGS)
+
+soak-kids: setup build ## Let LIVES kids (default 1000) live at random while sandboxd is killed, and see that nothing is left
+	TAGOUT_BIN=$(CURDIR)/$(BIN) TAGOUT_SOAK=$(LIVES) go test -count=1 -timeout 3h -v -run '^TestRandomLives$$' ./internal/e2e
 
 bench-egress: setup build ## Measure the road out beside squid, smokescreen, dnsmasq and others (build/bench/egress.json)
 	@deploy/setup.sh bench
