@@ -54,14 +54,21 @@ const tryUID = 0x6FFE0000
 // Everything that it makes is gone when it returns, or with the next try. Only one may go on in dir at a time.
 func Try(ctx context.Context, dir string) (err error) {
 	top := filepath.Join(dir, ".idmap-try")
-	from, to := filepath.Join(top, "from"), filepath.Join(top, "to")
-	unix.Unmount(to, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW) // a killed predecessor's, if anything
-	if err := os.RemoveAll(top); err != nil {
+	if err := sweep(top); err != nil { // a killed predecessor's, if anything
 		return fmt.Errorf("trying an idmapped mount: %w", err)
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(top)) }()
-	if err := errors.Join(os.Mkdir(top, 0o700), os.Mkdir(from, 0o700), os.Mkdir(to, 0o700)); err != nil {
+	defer func() { err = errors.Join(err, sweep(top)) }()
+	if err := try(ctx, top); err != nil {
 		return fmt.Errorf("trying an idmapped mount: %w", err)
+	}
+	return nil
+}
+
+// try is Try, and leaves top with a mount in it.
+func try(ctx context.Context, top string) error {
+	from, to := filepath.Join(top, "from"), target(top)
+	if err := errors.Join(os.Mkdir(top, 0o700), os.Mkdir(from, 0o700), os.Mkdir(to, 0o700)); err != nil {
+		return err
 	}
 	return inUserNS(ctx, func(userns string) error {
 		if err := Mount(from, to, userns); err != nil {
@@ -72,8 +79,16 @@ func Try(ctx context.Context, dir string) (err error) {
 		if err == nil && st.Uid != tryUID {
 			err = fmt.Errorf("the mount took, but root's directory belongs to uid %d instead of %d", st.Uid, tryUID)
 		}
-		return errors.Join(err, unix.Unmount(to, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW))
+		return err
 	})
+}
+
+func target(top string) string { return filepath.Join(top, "to") }
+
+// sweep removes what a try made, or half of it.
+func sweep(top string) error {
+	unix.Unmount(target(top), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW) // removing says it where that is not possible
+	return os.RemoveAll(top)
 }
 
 // inUserNS calls fn with a user namespace that lives for as long.

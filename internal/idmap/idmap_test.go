@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -56,19 +57,50 @@ func TestOwnersAreShiftedAndNothingIsWritable(t *testing.T) {
 	}
 }
 
+// left lists what there is in dir, and what is mounted there.
+func left(t *testing.T, dir string) (out []string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		out = append(out, e.Name())
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(mounts)) {
+		if strings.HasPrefix(strings.Fields(line)[4], dir+"/") {
+			out = append(out, "a mount")
+		}
+	}
+	return out
+}
+
+// TestTryLeavesNothing of its own, nor of a predecessor that was killed before it cleaned up.
 func TestTryLeavesNothing(t *testing.T) {
 	testroot.Require(t)
 	dir := t.TempDir()
 	if err := Try(t.Context(), dir); err != nil {
 		t.Fatal(err)
 	}
-	// Control: a file system that cannot do it.
-	if err := Try(t.Context(), "/dev/shm"); err != nil && !strings.Contains(err.Error(), "setting its attributes") {
-		t.Errorf("on tmpfs: %v", err)
+	if l := left(t, dir); len(l) > 0 {
+		t.Errorf("left: %v", l)
 	}
-	left, err := os.ReadDir(dir)
-	if err != nil || len(left) != 0 {
-		t.Errorf("left %v, %v", left, err)
+	// Control: without its clean-up a try leaves a directory and a mount.
+	if err := try(t.Context(), filepath.Join(dir, ".idmap-try")); err != nil {
+		t.Fatal(err)
+	}
+	if l := left(t, dir); !slices.Equal(l, []string{".idmap-try", "a mount"}) {
+		t.Errorf("a try without its clean-up left %v: the test shows nothing", l)
+	}
+	if err := Try(t.Context(), dir); err != nil {
+		t.Fatal(err)
+	}
+	if l := left(t, dir); len(l) > 0 {
+		t.Errorf("left of a killed predecessor: %v", l)
 	}
 }
 
