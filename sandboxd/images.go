@@ -5,7 +5,9 @@ import (
 	"path/filepath"
 	"time"
 
+	"tagout/internal/instance"
 	"tagout/sandboxd/image"
+	"tagout/sandboxd/image/keep"
 	"tagout/sandboxd/image/store"
 	"tagout/sandboxd/kids"
 )
@@ -20,7 +22,7 @@ func storedImages(cfg Config, host *image.Host) (func(name, userns string) (kids
 	if err != nil {
 		return nil, err
 	}
-	if swept, err := s.Sweep(); err != nil {
+	if swept, err := (&keep.Keeper{Store: s, Audit: cfg.Audit}).Sweep(instance.Sandboxd); err != nil {
 		cfg.Log.Error("sweeping the image store; `tagout image gc` tries again", "error", err)
 	} else if swept.Leftovers > 0 {
 		cfg.Log.Warn("removed what killed imports of images had left", "count", swept.Leftovers)

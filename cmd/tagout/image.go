@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"tagout/internal/card"
+	"tagout/sandboxd/image/keep"
 	"tagout/sandboxd/image/oci"
 	"tagout/sandboxd/image/store"
 	"tagout/sandboxd/image/unpack"
@@ -37,6 +38,19 @@ func (a *app) images() (*store.Store, error) {
 	return store.Open(inst.ImageDir(), filepath.Dir(inst.KidDir("x")))
 }
 
+// keeper is the store with records of what this command does to it.
+func (a *app) keeper() (*keep.Keeper, error) {
+	s, err := a.images()
+	if err != nil {
+		return nil, err
+	}
+	inst, err := a.open()
+	if err != nil {
+		return nil, err
+	}
+	return &keep.Keeper{Store: s, Audit: &ownLog{inst: inst, err: a.err}}, nil
+}
+
 // addFlags are what all ways to an image have in common.
 type addFlags struct {
 	name   string
@@ -51,8 +65,8 @@ func (f *addFlags) add(cmd *cobra.Command) {
 	cmd.Flags().IntVar(&f.limits.Files, "max-files", most.Files, "most files that its layers may have")
 }
 
-// addImage unpacks src into the store and says what came of it.
-func (a *app) addImage(cmd *cobra.Command, f addFlags, fallback string, src store.Source) error {
+// addImage unpacks src, which w describes, into the store and says what came of it.
+func (a *app) addImage(cmd *cobra.Command, f addFlags, fallback string, w keep.Wish, src store.Source) error {
 	if f.limits.Bytes < 1 || f.limits.Files < 1 {
 		return usage(errors.New("--max-bytes and --max-files: give numbers from 1 on"))
 	}
@@ -62,14 +76,19 @@ func (a *app) addImage(cmd *cobra.Command, f addFlags, fallback string, src stor
 	if !card.NamesImage(f.name) {
 		return usage(fmt.Errorf("%q cannot name an image: give one with --name: up to 63 lower-case letters, digits, dots, dashes and underscores, a letter first", f.name))
 	}
-	s, err := a.images()
+	k, err := a.keeper()
 	if err != nil {
 		return err
 	}
-	m, err := s.Add(cmd.Context(), f.name, src, f.limits)
+	w.Name, w.Actor, w.Limits = f.name, actor(), f.limits
+	m, err := k.Add(cmd.Context(), w, src)
 	if err != nil {
 		return err
 	}
+	return a.printImage(m)
+}
+
+func (a *app) printImage(m store.Manifest) error {
 	if a.json {
 		return a.printJSON(m)
 	}
@@ -106,7 +125,7 @@ run keep the one with which they were made.`,
 			if err != nil {
 				return usage(err)
 			}
-			return a.addImage(cmd, f, fileImageName(args[0]), src)
+			return a.addImage(cmd, f, fileImageName(args[0]), keep.Wish{Way: "import", Source: args[0]}, src)
 		},
 	}
 	f.add(cmd)
@@ -157,11 +176,11 @@ func (a *app) imageRemoveCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "rm NAME", Short: "Remove an image that no kid uses", Args: wants("NAME"),
 		RunE: func(_ *cobra.Command, args []string) error {
-			s, err := a.images()
+			k, err := a.keeper()
 			if err != nil {
 				return err
 			}
-			err = s.Remove(args[0])
+			err = k.Remove(args[0], actor())
 			switch {
 			case errors.Is(err, store.ErrInUse):
 				return &coded{exitRefused, err}
@@ -183,11 +202,11 @@ func (a *app) imageSweepCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "gc", Short: "Remove images that were replaced and that no kid uses, and what killed imports left", Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			s, err := a.images()
+			k, err := a.keeper()
 			if err != nil {
 				return err
 			}
-			swept, err := s.Sweep()
+			swept, err := k.Sweep(actor())
 			if err != nil {
 				return err
 			}

@@ -1,20 +1,14 @@
 package main
 
 import (
-	"context"
-	"crypto/tls"
-	"crypto/x509"
-	"fmt"
-	"net"
 	"net/http"
-	"os"
 	"path"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"tagout/internal/config"
+	"tagout/sandboxd/image/keep"
 	"tagout/sandboxd/image/oci"
 )
 
@@ -35,7 +29,7 @@ its digest; a pull that is interrupted leaves nothing.`,
 				return err
 			}
 			defer transport.CloseIdleConnections()
-			return a.addImage(cmd, f, refImageName(args[0]), oci.Pulled{Ref: args[0], Transport: transport, Progress: a.progress()})
+			return a.addImage(cmd, f, refImageName(args[0]), keep.Wish{Way: "pull", Source: args[0]}, oci.Pulled{Ref: args[0], Transport: transport, Progress: a.progress()})
 		},
 	}
 	f.add(cmd)
@@ -65,25 +59,5 @@ func (a *app) registryTransport() (*http.Transport, error) {
 	if err != nil {
 		return nil, err
 	}
-	roots, err := x509.SystemCertPool()
-	if err != nil {
-		return nil, fmt.Errorf("reading the system's certificate authorities: %w", err)
-	}
-	for _, file := range box.UpstreamCAs {
-		pem, err := os.ReadFile(file)
-		if err != nil {
-			return nil, fmt.Errorf("reading the box's certificate authorities: %w", err)
-		}
-		if !roots.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("%s holds no PEM certificate", file)
-		}
-	}
-	resolver := &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, network, box.Resolvers[0].String())
-	}}
-	dialer := &net.Dialer{Timeout: 10 * time.Second, Resolver: resolver}
-	return &http.Transport{
-		Proxy: http.ProxyFromEnvironment, DialContext: dialer.DialContext, ForceAttemptHTTP2: true, TLSHandshakeTimeout: 10 * time.Second,
-		ResponseHeaderTimeout: 30 * time.Second, TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
-	}, nil
+	return oci.NewTransport(box.Resolvers[0], box.UpstreamCAs)
 }

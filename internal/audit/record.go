@@ -32,6 +32,9 @@ const (
 	EventFileRead       = "file.read"
 	EventFileWritten    = "file.written"
 	EventFilesListed    = "files.listed"
+	EventImageAdded     = "image.added"   // pulled, imported or built
+	EventImageRefused   = "image.refused" // not added, or not removed
+	EventImageRemoved   = "image.removed"
 	EventPolicyLoaded   = "policy.loaded"
 	EventPolicyChanged  = "policy.changed" // a living kid's policy, by somebody's word
 	EventGrantPlaced    = "grant.placed"

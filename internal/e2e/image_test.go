@@ -25,6 +25,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 
+	"tagout/internal/audit"
+	"tagout/internal/reason"
 	"tagout/internal/testenv"
 )
 
@@ -121,12 +123,31 @@ func TestImageLife(t *testing.T) {
 		t.Errorf("after the kid: %s", got)
 	}
 	box.Must("image", "rm", "tool")
+	if got, want := imageRecords(box), "image.added import; image.refused remove image-in-use; image.added import; image.removed; image.removed"; got != want {
+		t.Errorf("on record: %s, want %s", got, want)
+	}
 	if r := box.Tagout("image", "rm", "tool"); r.Code != 2 {
 		t.Errorf("rm again: %+v", r)
 	}
 	if _, err := box.TrySpawn("", imageCard("tool"), nil); err == nil || !strings.Contains(err.Error(), "tagout image ls") {
 		t.Errorf("spawning on an image that is gone: %v", err)
 	}
+}
+
+// imageRecords lists what the audit logs say about images, in order.
+func imageRecords(box *testenv.Box) string {
+	var out []string
+	for _, r := range box.Records(func(r *audit.Record) bool { return strings.HasPrefix(r.Event, "image.") }) {
+		text := r.Event
+		switch {
+		case r.Event == audit.EventImageAdded:
+			text += " " + r.Fields["way"]
+		case r.Event == audit.EventImageRefused:
+			text += " " + r.Fields["what"] + " " + r.Reason.String()
+		}
+		out = append(out, text)
+	}
+	return strings.Join(out, "; ")
 }
 
 // shop is a registry whose blobs can be spoilt or stopped half-way.
@@ -211,6 +232,9 @@ func TestImagePull(t *testing.T) {
 		t.Errorf("after a spoilt pull: %s", got)
 	}
 	s.spoil.Store(false)
+	box.WaitRecord("a spoilt pull, denied", func(r *audit.Record) bool {
+		return r.Event == audit.EventImageRefused && r.Outcome == audit.OutcomeDeny && r.Reason == reason.DigestMismatch && r.Fields["source"] == ref+":1.2"
+	})
 	for _, bad := range []string{ref + ":nosuch", ref + "@sha256:" + strings.Repeat("0", 64), "registry.vendor.test/nosuch/image:1", "nosuch.vendor.test/x:1", "mirror.vendor.test:80/x:1"} {
 		if r := box.Tagout("image", "pull", "--name", "x", bad); r.Code == 0 {
 			t.Errorf("pull %s: no error", bad)

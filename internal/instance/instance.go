@@ -228,6 +228,8 @@ const (
 	DNSFilter   = "dnsfilter"
 	Credd       = "credd"
 	Killswitchd = "killswitchd"
+
+	CLI = "tagout" // no daemon: what the command records of what it does itself
 )
 
 // Daemons lists the daemons in the order in which they start; they stop in the reverse order.

@@ -84,6 +84,9 @@ const (
 	PathRefused     Code = 95 // a path that leads out of a kid's writable places, or through a link
 	FileKind        Code = 96 // neither a regular file nor a directory
 	TooLarge        Code = 97 // more bytes, files or levels than are carried
+	DigestMismatch  Code = 98 // bytes that are not those that a digest or a signature vouches for
+	SourceFailed    Code = 99 // the source of an image cannot be read, or holds none
+	ImageInUse      Code = 100
 )
 
 // Info describes a code for people.
@@ -170,6 +173,9 @@ var table = map[Code]Info{
 	PathRefused:     {"path-refused", "the path leads out of the kid's writable places, or through a link", "name a file below /workspace or /tmp, without links"},
 	FileKind:        {"file-kind", "this is neither a regular file nor a directory", "leave it out"},
 	TooLarge:        {"too-large", "there are more bytes, files or levels than are carried", "take it in smaller parts"},
+	DigestMismatch:  {"digest-mismatch", "the bytes are not those that their digest or signature vouches for", "find out who changed them; fetch them again from elsewhere"},
+	SourceFailed:    {"source-failed", "the source of the image cannot be read, or holds no image", "see the detail; the source may be down"},
+	ImageInUse:      {"image-in-use", "a kid uses the image", "destroy the kid first"},
 	Internal:        {"internal", "Tagout could not decide and refused", "see the daemon's log"},
 }
 

@@ -44,6 +44,7 @@ func tree(i instance.Instance) []dir {
 		{path: i.CreddDir(), mode: 0o700, uid: i.UID(instance.Credd), gid: gid, deep: true},
 		{path: i.CADir(), mode: 0o755},
 	}
+	out = append(out, dir{path: filepath.Dir(i.AuditFile(instance.CLI)), mode: fs.ModeSetgid | 0o750, gid: gid, deep: true})
 	for _, d := range instance.Daemons() {
 		out = append(out,
 			dir{path: filepath.Dir(i.Socket(d)), mode: 0o750, uid: i.UID(d), gid: gid},

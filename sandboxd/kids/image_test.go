@@ -59,7 +59,7 @@ func (b *box) addProbeImage(name string) *store.Store {
 	b.t.Helper()
 	s, err := store.Open(b.inst.ImageDir(), filepath.Dir(b.inst.KidDir("x")))
 	if err == nil {
-		_, err = s.Add(b.t.Context(), name, probeImage{b.t}, unpack.DefaultLimits())
+		_, _, err = s.Add(b.t.Context(), name, probeImage{b.t}, unpack.DefaultLimits())
 	}
 	if err != nil {
 		b.t.Fatal(err)
@@ -166,7 +166,7 @@ func (b *box) secondKidOnImage(images *store.Store) {
 		b.t.Errorf("second kid: %v", got["owner /data/kids"])
 	}
 	for _, kid := range []string{"k1", "k2"} {
-		if err := images.Remove("probe"); !errors.Is(err, store.ErrInUse) {
+		if _, err := images.Remove("probe"); !errors.Is(err, store.ErrInUse) {
 			b.t.Errorf("removing the image while %s lives: %v", kid, err)
 		}
 		if err := b.Destroy(b.t.Context(), kid, "test", "test"); err != nil {
@@ -176,7 +176,7 @@ func (b *box) secondKidOnImage(images *store.Store) {
 	if left := b.mounts(); len(left) != 0 {
 		b.t.Errorf("after the kids there are mounts: %v", left)
 	}
-	if err := images.Remove("probe"); err != nil {
+	if _, err := images.Remove("probe"); err != nil {
 		b.t.Error(err)
 	}
 	if _, err := b.Spawn(b.t.Context(), Request{Purpose: "test", Plan: imagePlan("probe")}); KindOf(err) != Invalid {
@@ -208,7 +208,7 @@ func TestImageSpawnsThatFail(t *testing.T) {
 			}
 		}
 	}
-	if err := images.Remove("probe"); err != nil {
+	if _, err := images.Remove("probe"); err != nil {
 		t.Error(err)
 	}
 }

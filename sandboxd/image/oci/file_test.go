@@ -136,7 +136,7 @@ func addFrom(t testing.TB, src store.Source) (m store.Manifest, a, b string, err
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err = s.Add(t.Context(), "test", src, unpack.DefaultLimits())
+	m, _, err = s.Add(t.Context(), "test", src, unpack.DefaultLimits())
 	if err != nil {
 		if images, lerr := s.List(); lerr != nil || len(images) != 0 {
 			t.Errorf("after %v there is %+v, %v", err, images, lerr)

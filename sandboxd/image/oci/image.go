@@ -118,14 +118,27 @@ func unpackBlob(ctx context.Context, u *unpack.Unpacker, blob io.Reader, desc v1
 		return err
 	}
 	defer plain.Close() // only read
-	if err := unpackStream(ctx, u, plain, diff); err != nil {
+	err = unpackStream(ctx, u, plain, diff)
+	if errors.Is(err, unpack.ErrLimit) || ctx.Err() != nil {
 		return err
 	}
-	if _, err := io.Copy(io.Discard, counted); err != nil {
+	// What is spoilt often cannot be unpacked either: the digest is what says so.
+	if spoilt := whole(counted, desc, sum); err == nil || errors.Is(spoilt, ErrDigest) {
+		return spoilt
+	}
+	return err
+}
+
+// whole reads a blob to its end and compares it with its descriptor. sum is of all that is read.
+func whole(blob *counter, desc v1.Descriptor, sum hash.Hash) error {
+	if _, err := io.Copy(io.Discard, blob); err != nil {
+		if strings.HasPrefix(err.Error(), "error verifying ") { // go-containerregistry's own check, whose type is not exported
+			err = fmt.Errorf("%w: %w", ErrDigest, err)
+		}
 		return err
 	}
-	if counted.n != desc.Size {
-		return fmt.Errorf("it is %d bytes long instead of %d", counted.n, desc.Size)
+	if blob.n != desc.Size {
+		return fmt.Errorf("it is %d bytes long instead of %d", blob.n, desc.Size)
 	}
 	return compare(desc.Digest, sum.Sum(nil))
 }

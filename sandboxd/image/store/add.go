@@ -24,44 +24,51 @@ type Source interface {
 	Unpack(ctx context.Context, u *unpack.Unpacker, scratch string, m *Manifest) error
 }
 
-// Add unpacks an image and gives it the name. The image that had the name before stays until no kid uses it. On an error,
-// and after a kill, nothing stays.
-func (s *Store) Add(ctx context.Context, name string, src Source, limits unpack.Limits) (m Manifest, err error) {
+// Add unpacks an image and gives it the name. The image that had the name before stays until no kid uses it; gone is what a
+// sweep removed meanwhile. On an error, and after a kill, nothing stays.
+func (s *Store) Add(ctx context.Context, name string, src Source, limits unpack.Limits) (m Manifest, gone []Manifest, err error) {
 	if !card.NamesImage(name) {
-		return m, fmt.Errorf("image name %q: use 1 to 63 lower-case letters, digits, dots, dashes and underscores, a letter first, and not %s", name, card.HostImage)
+		return m, nil, fmt.Errorf("%w: %q: use 1 to 63 lower-case letters, digits, dots, dashes and underscores, a letter first, and not %s", ErrName, name, card.HostImage)
 	}
 	w, err := s.begin()
 	if err != nil {
-		return m, err
+		return m, nil, err
 	}
-	defer func() { err = errors.Join(err, w.end()) }()
-	m = Manifest{Version: manifestVersion, ID: filepath.Base(w.dir), Name: name, Created: time.Now().UTC(), Env: map[string]string{}}
+	defer func() { gone, err = w.gone, errors.Join(err, w.end()) }()
+	m, err = s.fill(ctx, w, name, src, limits)
+	if err == nil {
+		err = s.commit(w, &m)
+	}
+	if err != nil {
+		err = fmt.Errorf("adding image %s: %w", name, err)
+	}
+	return m, nil, err
+}
+
+// fill makes the image in w.
+func (s *Store) fill(ctx context.Context, w *work, name string, src Source, limits unpack.Limits) (Manifest, error) {
+	m := Manifest{Version: manifestVersion, ID: filepath.Base(w.dir), Name: name, Created: time.Now().UTC(), Env: map[string]string{}}
 	u, err := unpack.New(w.rootfs(), limits)
 	if err != nil {
 		return m, err
 	}
 	defer u.Close() // only read
 	if err := src.Unpack(ctx, u, filepath.Join(w.dir, "scratch"), &m); err != nil {
-		return m, fmt.Errorf("adding image %s: %w", name, err)
+		return m, err
 	}
 	r := u.Report()
 	m.Size, m.Files, m.Skipped = r.Bytes, r.Files, r.Skipped
 	if r.Files == 0 {
-		return m, fmt.Errorf("adding image %s: it has no files", name)
+		return m, errors.New("it has no files")
 	}
-	if err := fit(u); err != nil {
-		return m, fmt.Errorf("adding image %s: %w", name, err)
-	}
-	if err := s.commit(w, &m); err != nil {
-		return m, fmt.Errorf("adding image %s: %w", name, err)
-	}
-	return m, nil
+	return m, fit(u)
 }
 
 // work is an image that is being made. Its directory is locked by this process: whoever finds it unlocked may remove it.
 type work struct {
 	dir  string
 	hold *os.File
+	gone []Manifest // what sweeps removed meanwhile
 }
 
 func (w *work) rootfs() string { return filepath.Join(w.dir, rootfsName) }
@@ -73,14 +80,15 @@ func (s *Store) begin() (*work, error) {
 		return nil, err
 	}
 	defer unlock()
-	if _, err := s.sweep(); err != nil {
+	swept, err := s.sweep()
+	if err != nil {
 		return nil, err
 	}
 	dir := s.path("tmp", ulid.Make().String())
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("making room for an image: %w", err)
 	}
-	w := &work{dir: dir}
+	w := &work{dir: dir, gone: swept.Images}
 	w.hold, err = os.Open(dir)
 	if err == nil {
 		err = errors.Join(flock(w.hold, unix.LOCK_EX), os.Mkdir(w.rootfs(), 0o700), os.Mkdir(filepath.Join(dir, "scratch"), 0o700))
@@ -130,6 +138,7 @@ func (s *Store) commit(w *work, m *Manifest) error {
 	if err := atomicfile.WriteSynced(s.path("names", m.Name), []byte(m.ID+"\n"), 0o600, -1, -1); err != nil {
 		return fmt.Errorf("giving it its name: %w", err)
 	}
-	_, err = s.sweep() // what had the name before
+	swept, err := s.sweep() // what had the name before
+	w.gone = append(w.gone, swept.Images...)
 	return err
 }

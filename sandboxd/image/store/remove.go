@@ -12,34 +12,34 @@ import (
 	"tagout/internal/atomicfile"
 )
 
-// Remove takes the name away and removes every image that had it. ErrInUse where a kid uses one of them: then nothing
-// changes.
-func (s *Store) Remove(name string) error {
+// Remove takes the name away and removes every image that had it, and whatever else a sweep would; gone is all of these.
+// ErrInUse where a kid uses one of them: then nothing changes.
+func (s *Store) Remove(name string) (gone []Manifest, err error) {
 	unlock, err := s.lock(unix.LOCK_EX)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer unlock()
 	if _, err := s.current(name); err != nil {
-		return err
+		return nil, err
 	}
 	images, err := s.list()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, i := range images {
 		if i.Name == name && len(i.UsedBy) > 0 {
-			return fmt.Errorf("image %s is used by %s: destroy that first: %w", name, strings.Join(i.UsedBy, ", "), ErrInUse)
+			return nil, fmt.Errorf("image %s is used by %s: destroy that first: %w", name, strings.Join(i.UsedBy, ", "), ErrInUse)
 		}
 	}
 	if err := os.Remove(s.path("names", name)); err != nil {
-		return fmt.Errorf("removing image %s: %w", name, err)
+		return nil, fmt.Errorf("removing image %s: %w", name, err)
 	}
 	if err := atomicfile.SyncDir(s.path("names")); err != nil {
-		return err
+		return nil, err
 	}
-	_, err = s.sweep()
-	return err
+	swept, err := s.sweep()
+	return swept.Images, err
 }
 
 // Swept says what a sweep removed.

@@ -30,6 +30,10 @@ import (
 var (
 	// ErrUnknown is wrapped where no image has the name.
 	ErrUnknown = errors.New("there is no such image")
+	// ErrName is wrapped where no image can have such a name.
+	ErrName = errors.New("this cannot name an image")
+	// ErrForged is wrapped where a source's bytes are not those that a digest or a signature vouches for.
+	ErrForged = errors.New("the bytes are not those that were vouched for")
 	// ErrInUse is wrapped where a kid that lives uses the image.
 	ErrInUse = errors.New("the image is in use")
 )

@@ -77,7 +77,7 @@ func newWorld(t *testing.T) *world {
 
 func (w *world) add(name, content string) Manifest {
 	w.t.Helper()
-	m, err := w.Add(w.t.Context(), name, archive{files: map[string]string{"hello": content}}, unpack.DefaultLimits())
+	m, _, err := w.Add(w.t.Context(), name, archive{files: map[string]string{"hello": content}}, unpack.DefaultLimits())
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -136,7 +136,7 @@ func TestAddUseRemove(t *testing.T) {
 	if raw, err := os.ReadFile(filepath.Join(root, "hello")); err != nil || string(raw) != "1" {
 		t.Errorf("hello = %q, %v", raw, err)
 	}
-	if err := w.Remove("tools"); !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), "k1") {
+	if _, err := w.Remove("tools"); !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), "k1") {
 		t.Errorf("removing an image in use: %v", err)
 	}
 	second := w.add("tools", "2") // the kid keeps the first
@@ -147,7 +147,7 @@ func TestAddUseRemove(t *testing.T) {
 	if m, err := w.Get("tools"); err != nil || m.ID != second.ID {
 		t.Errorf("current: %+v, %v", m, err)
 	}
-	if err := w.Remove("tools"); !errors.Is(err, ErrInUse) {
+	if _, err := w.Remove("tools"); !errors.Is(err, ErrInUse) {
 		t.Errorf("removing a name whose old image is in use: %v", err)
 	}
 	if err := os.RemoveAll(filepath.Join(w.kids, "k1")); err != nil {
@@ -158,11 +158,11 @@ func TestAddUseRemove(t *testing.T) {
 		t.Errorf("swept %+v, %v", swept, err)
 	}
 	w.want("other tools")
-	if err := w.Remove("tools"); err != nil {
+	if _, err := w.Remove("tools"); err != nil {
 		t.Fatal(err)
 	}
 	w.want("other")
-	if err := w.Remove("tools"); !errors.Is(err, ErrUnknown) {
+	if _, err := w.Remove("tools"); !errors.Is(err, ErrUnknown) {
 		t.Errorf("removing it again: %v", err)
 	}
 	if _, _, err := w.Use("tools", w.kid("k2")); !errors.Is(err, ErrUnknown) {
@@ -173,13 +173,13 @@ func TestAddUseRemove(t *testing.T) {
 func TestBadNames(t *testing.T) {
 	w := newWorld(t)
 	for _, name := range []string{"", "host", "../x", "a/b", "A", "-a", ".", strings.Repeat("a", 64)} {
-		if _, err := w.Add(t.Context(), name, archive{files: map[string]string{"a": ""}}, unpack.DefaultLimits()); err == nil {
+		if _, _, err := w.Add(t.Context(), name, archive{files: map[string]string{"a": ""}}, unpack.DefaultLimits()); err == nil {
 			t.Errorf("adding %q: no error", name)
 		}
 		if _, err := w.Get(name); !errors.Is(err, ErrUnknown) {
 			t.Errorf("getting %q: %v", name, err)
 		}
-		if err := w.Remove(name); !errors.Is(err, ErrUnknown) {
+		if _, err := w.Remove(name); !errors.Is(err, ErrUnknown) {
 			t.Errorf("removing %q: %v", name, err)
 		}
 	}
@@ -191,13 +191,13 @@ func TestFailedAddLeavesNothing(t *testing.T) {
 	w.add("tools", "1")
 	boom := errors.New("boom")
 	for name, src := range map[string]archive{"breaks": {files: map[string]string{"a": "x"}, err: boom}, "is empty": {}} {
-		if _, err := w.Add(t.Context(), "tools", src, unpack.DefaultLimits()); err == nil || src.err != nil && !errors.Is(err, boom) {
+		if _, _, err := w.Add(t.Context(), "tools", src, unpack.DefaultLimits()); err == nil || src.err != nil && !errors.Is(err, boom) {
 			t.Errorf("a source that %s: %v", name, err)
 		}
 	}
 	limits := unpack.DefaultLimits()
 	limits.Bytes = 3
-	if _, err := w.Add(t.Context(), "tools", archive{files: map[string]string{"a": "long"}}, limits); !errors.Is(err, unpack.ErrLimit) {
+	if _, _, err := w.Add(t.Context(), "tools", archive{files: map[string]string{"a": "long"}}, limits); !errors.Is(err, unpack.ErrLimit) {
 		t.Errorf("beyond the limit: %v", err)
 	}
 	w.want("tools")
@@ -264,7 +264,7 @@ func TestConcurrentAdds(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 8 {
 		wg.Go(func() {
-			if _, err := w.Add(t.Context(), fmt.Sprint("i", i%2), archive{files: map[string]string{"a": "x"}}, unpack.DefaultLimits()); err != nil {
+			if _, _, err := w.Add(t.Context(), fmt.Sprint("i", i%2), archive{files: map[string]string{"a": "x"}}, unpack.DefaultLimits()); err != nil {
 				t.Error(err)
 			}
 		})
@@ -295,7 +295,7 @@ func TestFittedForKids(t *testing.T) {
 	if err := os.WriteFile(victim, []byte("untouched"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	_, err := w.Add(t.Context(), "odd", archive{files: map[string]string{
+	_, _, err := w.Add(t.Context(), "odd", archive{files: map[string]string{
 		"proc": "->/", "tmp": "->" + filepath.Dir(victim), "dev": "a file", ".tagout": "->../../../..", "workspace": "->" + victim,
 		"etc/resolv.conf": "->" + victim, "etc/hosts": "->../../../../.." + victim, "etc/passwd": "->" + victim,
 		"etc/group": "root:x:0:\nkid:x:77:\nwheel:x:900:\n", "etc/ssl/certs": "->../../pki", "pki/x": "x",
