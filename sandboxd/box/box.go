@@ -74,6 +74,7 @@ func steps() []step {
 	return []step{
 		{"directories", makeDirs},
 		{"memory for stops", mountStops},
+		{"memory for kids", mountKids},
 		{"configuration", writeConfig},
 		{"authorities", writeAuthorities},
 		{"inspection CA", makeCA},

@@ -158,6 +158,11 @@ func TestSetupGivesEachItsOwn(t *testing.T) {
 	if err := unix.Statfs(i.StopDir(), &fs); err != nil || fs.Type != unix.TMPFS_MAGIC {
 		t.Errorf("a stop would wait for the disk: %s is on a filesystem of type %#x, %v", i.StopDir(), fs.Type, err)
 	}
+	for _, d := range kidDirs(i) {
+		if err := unix.Statfs(d.path, &fs); err != nil || fs.Type != unix.TMPFS_MAGIC {
+			t.Errorf("kids' files would be on a disk: %s is on a filesystem of type %#x, %v", d.path, fs.Type, err)
+		}
+	}
 	if out, err := exec.Command("ip", "-4", "-br", "addr", "show", i.GatewayLink()).Output(); err != nil || !strings.Contains(string(out), i.Gateway().String()+"/32") {
 		t.Errorf("gateway link: %s, %v", out, err)
 	}
@@ -183,7 +188,7 @@ func TestSetupAgainPutsRight(t *testing.T) {
 	}
 	for _, cmd := range []string{
 		"iptables -F TGO-tbox2-in", "ip link set " + i.GatewayLink() + " down", "ip addr flush dev " + i.GatewayLink(),
-		"chmod 777 " + i.CreddDir(), "chown 0 " + i.CreddDir(), "rmdir " + i.NetNSDir(),
+		"chmod 777 " + i.CreddDir(), "chown 0 " + i.CreddDir(), "umount -q " + i.NetNSDir() + "; rmdir " + i.NetNSDir(),
 	} {
 		if out, err := exec.Command("sh", "-c", cmd).CombinedOutput(); err != nil {
 			t.Fatalf("%s: %s", cmd, out)
@@ -222,6 +227,33 @@ func TestSetupAgainPutsRight(t *testing.T) {
 	}
 	if out, _ := exec.Command("ip", "-4", "-br", "addr", "show", i.GatewayLink()).Output(); !strings.Contains(string(out), i.Gateway().String()) {
 		t.Errorf("gateway link: %s", out)
+	}
+}
+
+// TestSetupCoversNoLivingKid: on a box whose kids' files are not in memory, they stay where they are.
+func TestSetupCoversNoLivingKid(t *testing.T) {
+	b := boxes(t, "tboxk")
+	i := setup(t, b, "tboxk")
+	for _, d := range kidDirs(i) { // as on a box that was set up by a build that mounted nothing
+		if err := unix.Unmount(d.path, 0); err != nil && !errors.Is(err, unix.EINVAL) {
+			t.Fatal(err)
+		}
+	}
+	living := filepath.Join(i.RuncRoot(), "kid1")
+	if err := os.Mkdir(living, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	setup(t, b, "tboxk")
+	if _, err := os.Stat(living); err != nil {
+		t.Errorf("a living kid's files are covered: %v", err)
+	}
+	if err := os.Remove(living); err != nil {
+		t.Fatal(err)
+	}
+	setup(t, b, "tboxk")
+	var fs unix.Statfs_t
+	if err := unix.Statfs(i.RuncRoot(), &fs); err != nil || fs.Type != unix.TMPFS_MAGIC {
+		t.Errorf("without a kid, %s is on a filesystem of type %#x, %v", i.RuncRoot(), fs.Type, err)
 	}
 }
 

@@ -21,17 +21,24 @@ type dir struct {
 	deep     bool // what is in it belongs to the same user
 }
 
+// kidDirs lists the directories in which a living kid has files.
+func kidDirs(i instance.Instance) []dir {
+	return []dir{
+		{path: i.SessionDir(), mode: 0o750, gid: i.GroupID()},
+		{path: i.NetNSDir(), mode: 0o700},
+		{path: i.RuncRoot(), mode: 0o700},
+		{path: filepath.Dir(i.KidDir("any")), mode: 0o711}, // a kid's root, mapped to an unprivileged user, passes through
+	}
+}
+
 // tree lists the instance's directories, parents first.
 func tree(i instance.Instance) []dir {
 	gid := i.GroupID()
 	run := func(name string) string { return filepath.Join(i.RunDir(), name) }
-	out := []dir{
-		{path: i.RunDir(), mode: 0o755},
-		{path: i.SessionDir(), mode: 0o750, gid: gid},
+	out := []dir{{path: i.RunDir(), mode: 0o755}}
+	out = append(out, kidDirs(i)...)
+	out = append(out, []dir{
 		{path: run("sock"), mode: 0o755},
-		{path: i.NetNSDir(), mode: 0o700},
-		{path: i.RuncRoot(), mode: 0o700},
-		{path: run("kids"), mode: 0o711}, // a kid's root, mapped to an unprivileged user, passes through
 		{path: run("pid"), mode: 0o755},
 		{path: run("log"), mode: 0o750, gid: gid},
 		{path: i.StopDir(), mode: 0o700, uid: i.UID(instance.Killswitchd), gid: gid, deep: true},
@@ -43,7 +50,7 @@ func tree(i instance.Instance) []dir {
 		{path: i.OrderDir(), mode: 0o750, uid: i.UID(instance.Killswitchd), gid: gid, deep: true},
 		{path: i.CreddDir(), mode: 0o700, uid: i.UID(instance.Credd), gid: gid, deep: true},
 		{path: i.CADir(), mode: 0o755},
-	}
+	}...)
 	out = append(out, dir{path: filepath.Dir(i.AuditFile(instance.CLI)), mode: fs.ModeSetgid | 0o750, gid: gid, deep: true})
 	for _, d := range instance.Daemons() {
 		out = append(out,
