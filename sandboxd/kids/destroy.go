@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"strings"
 	"sync"
@@ -153,41 +154,85 @@ func (m *Manager) teardown(ctx context.Context, k *kid) error {
 	return err
 }
 
-// takeApart removes everything that steps made. Each part is done also where the kid never got that far.
-// First the processes, the kernel's entries, the tokens and the policies: from then on the kid is nothing
-// but names. These are removed only when all of that is known to be gone, the session document among the
-// last, so that every daemon that starts in between still finds it and every question about it is denied.
+// takeApart removes everything that steps made. Each part is done also where the kid never got that far. Of one row all is
+// tried; the next is begun when all of it is gone.
 func (m *Manager) takeApart(ctx context.Context, k *kid) error {
+	for _, row := range m.undo() {
+		var errs []error
+		for _, s := range row {
+			errs = append(errs, m.takeStep(ctx, k, s))
+		}
+		if err := errors.Join(errs...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// undoing is one step of a teardown.
+type undoing struct {
+	name string
+	do   func(ctx context.Context, k *kid) error
+}
+
+func (m *Manager) takeStep(ctx context.Context, k *kid, s undoing) error {
+	if err := m.injected(s.name, false); err != nil {
+		return err
+	}
+	if err := s.do(ctx, k); err != nil {
+		return err
+	}
+	return m.injected(s.name, true)
+}
+
+// undo lists the steps of a teardown. First the processes, the kernel's entries, the tokens and the policies: from then on
+// the kid is nothing but names. These are removed only when all of that is known to be gone, the session document among
+// the last, so that every daemon that starts in between still finds it and every question about it is denied.
+func (m *Manager) undo() [][]undoing {
 	down := &[]func(context.Context) error{}
-	err := errors.Join(
-		m.killProcesses(ctx, k),
-		m.withdrawEntries(k),
-		m.forgetTokens(ctx, k, down),
-		m.withdrawPolicies(ctx, k, down),
-	)
-	if err != nil {
-		return err
+	return [][]undoing{
+		{{"note end", m.noteEnd}},
+		{
+			{"end processes", m.killProcesses},
+			{"leave kernel", func(_ context.Context, k *kid) error { return m.withdrawEntries(k) }},
+			{"forget tokens", func(ctx context.Context, k *kid) error { return m.forgetTokens(ctx, k, down) }},
+			{"withdraw policy", func(ctx context.Context, k *kid) error { return m.withdrawPolicies(ctx, k, down) }},
+		},
+		{
+			{"remove link", func(_ context.Context, k *kid) error { return network.Disconnect(k.rec.Session.Link) }},
+			{"unpin namespaces", func(_ context.Context, k *kid) error { return network.RemoveNamespaces(m.pins(k.name)) }},
+		},
+		{{"remove document", func(_ context.Context, k *kid) error { return m.store.Delete(k.name) }}},
+		{{"ask again", func(ctx context.Context, _ *kid) error { return askAgain(ctx, *down) }}},
+		{{"unmount", func(_ context.Context, k *kid) error {
+			return errors.Join(files.Unmount(m.workspaceDir(k)), files.Detach(m.rootDir(k)), files.Detach(m.layersDir(k)))
+		}}},
+		{{"remove cgroup", func(ctx context.Context, k *kid) error { return m.cfg.Cgroups.Remove(ctx, m.cgroupRel(k.name)) }}},
+		{{"unclaim", func(_ context.Context, k *kid) error { return m.unclaim(k) }}},
 	}
-	err = errors.Join(network.Disconnect(k.rec.Session.Link), network.RemoveNamespaces(m.pins(k.name)))
-	if err != nil {
-		return err
+}
+
+// noteEnd tells a successor that the kid has to go, should this process not get to the end of it. Where it cannot be noted,
+// on a full disk say, the kid goes all the same.
+func (m *Manager) noteEnd(_ context.Context, k *kid) error {
+	if _, err := os.Stat(m.dir(k.name)); errors.Is(err, fs.ErrNotExist) || k.rec.Ending {
+		return nil
 	}
-	if err := m.store.Delete(k.name); err != nil {
-		return err
+	k.rec.Ending = true
+	if err := m.save(k); err != nil {
+		m.cfg.Log.Warn("noting that a kid is destroyed", "kid", k.name, "error", err)
 	}
-	// A daemon that was down may have started and read the document just before it went.
-	for _, again := range *down {
+	return nil
+}
+
+// askAgain asks the daemons that were down: one may have started and read the document just before it went.
+func askAgain(ctx context.Context, down []func(context.Context) error) error {
+	for _, again := range down {
 		if err := again(ctx); err != nil && !errors.Is(err, ErrDown) {
 			return err
 		}
 	}
-	if err := errors.Join(files.Unmount(m.workspaceDir(k)), files.Detach(m.rootDir(k)), files.Detach(m.layersDir(k))); err != nil {
-		return err
-	}
-	if err := m.cfg.Cgroups.Remove(ctx, m.cgroupRel(k.name)); err != nil {
-		return err
-	}
-	return m.unclaim(k)
+	return nil
 }
 
 // killProcesses kills the cgroup, waits until nothing runs in it, and removes the container.

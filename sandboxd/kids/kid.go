@@ -56,7 +56,8 @@ const recordVersion = 1
 // on a tmpfs; its tokens are opaque and worthless once credd has forgotten them.
 type record struct {
 	Version int                      `json:"version"`
-	Whole   bool                     `json:"whole"` // it was made to the end: a successor may adopt it
+	Whole   bool                     `json:"whole"`            // it was made to the end: a successor may adopt it
+	Ending  bool                     `json:"ending,omitempty"` // its destroy has begun, and a successor goes on with it
 	Session session.Session          `json:"session"`
 	Plan    Plan                     `json:"plan"`
 	Tokens  map[string]string        `json:"tokens,omitempty"`  // environment variable -> token

@@ -63,7 +63,7 @@ type Manager struct {
 	proofs int // names of proofs' kids given out; guarded by mu
 
 	// For tests only.
-	fault      func(step string, done bool) error // before and after each spawn step; nil: none
+	fault      func(step string, done bool) error // before and after each step of a spawn and of a teardown; nil: none
 	unconfined bool
 }
 

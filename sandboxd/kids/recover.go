@@ -146,6 +146,8 @@ func (m *Manager) adopt(ctx context.Context, name string) (k *kid, why error) {
 		return k, errors.New("its session document is another session's")
 	case rec.Plan.Proof:
 		return k, errors.New("it was there for one proof")
+	case rec.Ending:
+		return k, errors.New("its destroy had begun")
 	case !rec.Whole:
 		return k, errors.New("it was half made")
 	}

@@ -2,6 +2,7 @@ package kids
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -53,8 +54,9 @@ func runDoomed() int {
 		return nil
 	}) // it never ends
 	<-up
+	at := cmp.Or(os.Getenv("TAGOUT_TEST_AT"), "create")
 	m.fault = func(step string, done bool) error {
-		if step == "create" && done {
+		if step == at && done {
 			fmt.Println("ready")
 			for { // not select{}, which the runtime may call a deadlock
 				time.Sleep(time.Hour)
@@ -62,7 +64,8 @@ func runDoomed() int {
 		}
 		return nil
 	}
-	m.Spawn(ctx, Request{Name: "half", Plan: doomed}) // it never ends
+	m.Spawn(ctx, Request{Name: "half", Plan: doomed}) // it never ends, or leads to the destroy that never ends
+	m.Destroy(ctx, "half", "test", "doomed")
 	return 1
 }
 
