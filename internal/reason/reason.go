@@ -87,6 +87,7 @@ const (
 	DigestMismatch  Code = 98 // bytes that are not those that a digest or a signature vouches for
 	SourceFailed    Code = 99 // the source of an image cannot be read, or holds none
 	ImageInUse      Code = 100
+	OutOfMemory     Code = 101 // the kid ran out of memory, and all of it was killed
 )
 
 // Info describes a code for people.
@@ -176,6 +177,7 @@ var table = map[Code]Info{
 	DigestMismatch:  {"digest-mismatch", "the bytes are not those that their digest or signature vouches for", "find out who changed them; fetch them again from elsewhere"},
 	SourceFailed:    {"source-failed", "the source of the image cannot be read, or holds no image", "see the detail; the source may be down"},
 	ImageInUse:      {"image-in-use", "a kid uses the image", "destroy the kid first"},
+	OutOfMemory:     {"out-of-memory", "the kid used all the memory of its card, and all of it was killed", "spawn another, with a larger limits.memory"},
 	Internal:        {"internal", "Tagout could not decide and refused", "see the daemon's log"},
 }
 
