@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -21,7 +23,8 @@ type status struct {
 	Daemons  map[string]daemonStatus    `json:"daemons"`
 	Layers   map[wire.Layer]layerStatus `json:"layers"`
 	Tags     []wire.Tag                 `json:"tags"`
-	Kids     int                        `json:"kids"` // -1: sandboxd does not say
+	Kids     int                        `json:"kids"`                 // -1: sandboxd does not say
+	States   map[wire.KidState]int      `json:"kid_states,omitempty"` // how many of them are in each
 }
 
 type daemonStatus struct {
@@ -76,7 +79,10 @@ func (a *app) status(cmd *cobra.Command) (status, error) {
 	}
 	var kids []wire.Kid
 	if ask(instance.Sandboxd, "/v1/kids", &kids) {
-		s.Kids = len(kids)
+		s.Kids, s.States = len(kids), map[wire.KidState]int{}
+		for _, k := range kids {
+			s.States[k.State]++
+		}
 	}
 	var sick []string
 	for _, d := range instance.Daemons() {
@@ -130,10 +136,24 @@ func (a *app) printStatus(s status) {
 	}
 	kids, tags := "kids are not known", "tags are not known"
 	if s.Kids >= 0 {
-		kids = count(s.Kids, "kid")
+		kids = count(s.Kids, "kid") + states(s.States)
 	}
 	if s.Daemons[instance.Killswitchd].Healthy {
 		tags = count(len(s.Tags), "tag")
 	}
 	a.printf("%s, %s\n", kids, tags)
+}
+
+// states says in which states kids are, where that is not running.
+func states(n map[wire.KidState]int) string {
+	var out []string
+	for _, state := range slices.Sorted(maps.Keys(n)) {
+		if state != wire.KidRunning {
+			out = append(out, fmt.Sprintf("%d %s", n[state], state))
+		}
+	}
+	if len(out) == 0 {
+		return ""
+	}
+	return " (" + strings.Join(out, ", ") + ")"
 }

@@ -23,6 +23,7 @@ const (
 	EventKidRefused     = "kid.refused"
 	EventKidPaused      = "kid.paused"
 	EventKidResumed     = "kid.resumed"
+	EventKidOOM         = "kid.oom" // it ran out of memory
 	EventExecStarted    = "exec.started"
 	EventExecEnded      = "exec.ended"
 	EventExecAttached   = "exec.attached" // somebody else may give it input

@@ -13,7 +13,7 @@ type Sandboxd struct {
 	spawns, stages, steps       *prometheus.HistogramVec
 	destroyed, denied           *prometheus.CounterVec
 	execs                       *prometheus.HistogramVec
-	lost                        prometheus.Counter
+	lost, oom                   prometheus.Counter
 	alerts, alertErr, alertDrop *prometheus.CounterVec
 	alertWait                   *prometheus.GaugeVec
 	gaps                        *prometheus.CounterVec
@@ -38,6 +38,8 @@ func NewSandboxd(r *Registry) *Sandboxd {
 			Buckets: short}, []string{"step"}),
 		destroyed: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "tagout_sandboxd_destroys_total", Help: "Destroyed kids; outcome fail means that something is still being removed."}, []string{"outcome"}),
+		oom: f.NewCounter(prometheus.CounterOpts{
+			Name: "tagout_sandboxd_kids_out_of_memory_total", Help: "Kids that used all their memory and were killed for it."}),
 		denied: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "tagout_sandboxd_denials_total", Help: "Attempts that the kernel denied."}, []string{"reason"}),
 		execs: f.NewHistogramVec(prometheus.HistogramOpts{
@@ -79,6 +81,9 @@ func (s *Sandboxd) SpawnStep(step string, took time.Duration) {
 
 // Destroyed adds one destroy.
 func (s *Sandboxd) Destroyed(outcome string) { s.destroyed.WithLabelValues(outcome).Inc() }
+
+// OutOfMemory adds one kid that ran out of memory.
+func (s *Sandboxd) OutOfMemory() { s.oom.Inc() }
 
 // ExecEnded adds one command.
 func (s *Sandboxd) ExecEnded(result string, took time.Duration) {

@@ -56,8 +56,8 @@ type ExecFrame struct {
 	Problem *Problem `json:"problem,omitempty"`
 }
 
-// ExecExit is how an exec ended. Result is one of exited, signaled, timeout, stopped (its kid was), killed (somebody
-// ended it), failed.
+// ExecExit is how an exec ended. Result is one of exited, signaled, timeout, stopped (its kid was), oom (its kid ran out
+// of memory), killed (somebody ended it), failed.
 type ExecExit struct {
 	Result string     `json:"result"`
 	Code   int        `json:"code"`

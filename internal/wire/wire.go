@@ -300,6 +300,7 @@ const (
 	KidPaused     KidState = "paused"  // frozen: nothing in it runs until it is resumed
 	KidStopped    KidState = "stopped" // by a stop; only destroy is left
 	KidExited     KidState = "exited"  // its init ended; only destroy is left
+	KidOOM        KidState = "oom"     // it ran out of memory and was killed whole; only destroy is left
 	KidDestroying KidState = "destroying"
 )
 

@@ -3,7 +3,6 @@ package kids
 import (
 	"encoding/json"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -104,13 +103,6 @@ func TestLimitsHold(t *testing.T) {
 		t.Errorf("forking until it fails: %q %q, want EAGAIN below 40", r.stdout.String(), r.stderr.String())
 	}
 	b.killAll("k1")
-	r = b.probe("k1", "memory")
-	if r.exit.Result != "signaled" || r.exit.Signal != "SIGKILL" {
-		t.Errorf("hoarding memory: %+v, want it killed", r.exit)
-	}
-	if k, err := b.Get(t.Context(), "k1"); err != nil || k.State != wire.KidRunning && !oomGroup(b, "k1") {
-		t.Errorf("after the memory ran out the kid is %s, %v", k.State, err)
-	}
 	r = b.probe("k1", "fill", "/tmp/full")
 	if !strings.Contains(r.stdout.String(), "no space left") {
 		t.Errorf("filling /tmp: %q", r.stdout.String())
@@ -128,11 +120,6 @@ func TestLimitsHold(t *testing.T) {
 func (b *box) killAll(kid string) {
 	b.t.Helper()
 	b.sh(kid, "kill -9 -1")
-}
-
-func oomGroup(b *box, kid string) bool {
-	raw, err := os.ReadFile(filepath.Join(b.layout.V2(b.inst.KidsCgroupRel()+"/"+kid), "memory.oom.group"))
-	return err == nil && strings.TrimSpace(string(raw)) == "1"
 }
 
 // TestKillswitchdReachesTheSwitch writes the stop's files as killswitchd's own user, without any capability.

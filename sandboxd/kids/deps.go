@@ -130,6 +130,7 @@ type Metrics interface {
 	SpawnStage(stage string, took time.Duration) // one of wire.SpawnStages, or the first command
 	SpawnStep(step string, took time.Duration)
 	Destroyed(outcome string)
+	OutOfMemory()
 	ExecEnded(result string, took time.Duration)
 	Kids(n int)
 }

@@ -23,6 +23,7 @@ const (
 	resultSignaled = "signaled"
 	resultTimeout  = "timeout"
 	resultStopped  = "stopped"
+	resultOOM      = "oom"
 	resultKilled   = "killed"
 	resultFailed   = "failed"
 )
@@ -80,6 +81,9 @@ func (m *Manager) admitExec(ctx context.Context, name string, r wire.ExecRequest
 			return nil, err // who stopped it, and why
 		}
 		return nil, refuse(Tagged, reason.Stopped, "kid %s was stopped: nothing runs in it any more; destroy it and spawn another", name)
+	}
+	if view.State == wire.KidOOM {
+		return nil, refuse(Conflict, reason.OutOfMemory, "kid %s ended %s: nothing runs in it any more; destroy it and spawn another, with a larger limits.memory", name, view.Cause)
 	}
 	if view.State != wire.KidRunning {
 		return nil, refuse(Conflict, reason.OK, "kid %s is %s: commands run only in a kid that is running", name, view.State)
@@ -186,6 +190,9 @@ func (m *Manager) start(ctx context.Context, k *kid, r wire.ExecRequest) (*runti
 
 // notStarted says why a command did not start: it cannot be run, or the kid was stopped meanwhile.
 func (m *Manager) notStarted(ctx context.Context, k *kid, err error) wire.ExecExit {
+	if m.ranOut(k, false) {
+		return wire.ExecExit{Result: resultOOM, Code: codeKilled, Detail: m.cause(k)}
+	}
 	if m.wasStopped(ctx, k) {
 		return wire.ExecExit{Result: resultStopped, Code: codeKilled, Detail: "the kid was stopped before the command started"}
 	}
@@ -249,6 +256,8 @@ func (m *Manager) verdict(ctx context.Context, k *kid, run *runtime.Running, cau
 		return wire.ExecExit{Result: resultKilled, Code: codeKilled, Signal: unix.SignalName(unix.SIGKILL), Detail: context.Cause(ctx).Error()}
 	case cause == resultFailed:
 		return wire.ExecExit{Result: resultFailed, Code: codeKilled, Detail: "killed because whoever asked for it went away"}
+	case (exit.Unknown || exit.Signal == int(unix.SIGKILL)) && m.ranOut(k, false):
+		return wire.ExecExit{Result: resultOOM, Code: codeKilled, Signal: unix.SignalName(unix.SIGKILL), Detail: m.cause(k)}
 	case exit.Unknown:
 		return wire.ExecExit{Result: resultFailed, Code: codeKilled, Detail: "the command has ended, but kid-init does not say how"}
 	case exit.Signal == int(unix.SIGKILL) && m.wasStopped(ctx, k):

@@ -115,7 +115,7 @@ func (k *kid) over(now time.Duration) string {
 		return goneHolder
 	case t.end != 0 && now >= t.end:
 		return fmt.Sprintf("lifetime: it has been there for %v, all that limits.lifetime of its card gives", p.Lifetime)
-	case p.Idle > 0 && now-t.used >= p.Idle && !k.state.Is(wire.KidStopped):
+	case p.Idle > 0 && now-t.used >= p.Idle && !k.state.Stopped():
 		return fmt.Sprintf("idle: nothing has run in it for %v, the limits.idle of its card", p.Idle)
 	}
 	return ""

@@ -268,6 +268,7 @@ func (nullMetrics) Spawned(string, time.Duration)    {}
 func (nullMetrics) SpawnStage(string, time.Duration) {}
 func (nullMetrics) SpawnStep(string, time.Duration)  {}
 func (nullMetrics) Destroyed(string)                 {}
+func (nullMetrics) OutOfMemory()                     {}
 func (nullMetrics) ExecEnded(string, time.Duration)  {}
 func (nullMetrics) Kids(int)                         {}
 

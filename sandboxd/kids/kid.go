@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"tagout/internal/cgroup"
 	"tagout/internal/session"
 	"tagout/internal/wire"
 	"tagout/sandboxd/image"
@@ -33,6 +34,8 @@ type kid struct {
 	proofToken, noToken string // of a proof's kid: its token, or why it has none
 
 	life sync.Mutex // held by a spawn and by a teardown, so that they never overlap
+
+	memory *cgroup.OOM // tells when it runs out of memory; nil before its container was made
 
 	gone     chan struct{} // closed when kid-init has ended
 	goneOnce sync.Once
@@ -75,7 +78,14 @@ func newKid(name string, state lifecycle.State) *kid {
 }
 
 // markGone notes that kid-init has ended. Safe to call more than once.
-func (k *kid) markGone() { k.goneOnce.Do(func() { close(k.gone) }) }
+func (k *kid) markGone() {
+	k.goneOnce.Do(func() {
+		close(k.gone)
+		if k.memory != nil {
+			k.memory.Close() // nothing was written
+		}
+	})
+}
 
 // networked says whether the kid has a link.
 func (k *kid) networked() bool { return k.rec.Session.Network != session.NetworkNone }

@@ -65,6 +65,7 @@ type Manager struct {
 	// For tests only.
 	fault      func(step string, done bool) error // before and after each step of a spawn and of a teardown; nil: none
 	unconfined bool
+	unwatched  bool // nobody sees a kid run out of memory
 }
 
 // New returns a manager without kids; Recover brings in what a predecessor left.

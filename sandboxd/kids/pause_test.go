@@ -132,6 +132,10 @@ func TestDestroyInEveryState(t *testing.T) {
 				t.Fatal(err)
 			}
 		},
+		wire.KidOOM: func() {
+			b.spawn("k1", hungry())
+			b.sh("k1", hog)
+		},
 		wire.KidStopped: func() {
 			k := b.spawn("k1", plan())
 			b.guards.tag(wire.Tag{Marks: []uint32{k.Mark}, By: "ada"})

@@ -12,6 +12,7 @@ import (
 	"tagout/internal/cgroup"
 	"tagout/internal/instance"
 	"tagout/internal/session"
+	"tagout/internal/wire"
 	"tagout/sandboxd/lifecycle"
 	"tagout/sandboxd/network"
 	"tagout/sandboxd/runtime"
@@ -32,9 +33,16 @@ func (m *Manager) Recover(ctx context.Context) error {
 		m.kids[name] = k
 		m.countKids()
 		m.mu.Unlock()
+		if why == nil && k.state.Is(wire.KidOOM) {
+			m.keepDead(k)
+			continue
+		}
 		if why == nil {
 			m.beginAgain(k)
 			m.cfg.Log.Info("adopted a running kid", "kid", name, "pid", k.pid)
+			if err := m.watchMemory(k); err != nil {
+				m.cfg.Log.Error("watching an adopted kid's memory", "kid", name, "error", err)
+			}
 			m.watch(k)
 			if err := m.endExecs(k); err != nil {
 				m.cfg.Log.Error("ending what a predecessor's commands left in an adopted kid", "kid", name, "error", err)
@@ -150,6 +158,10 @@ func (m *Manager) adopt(ctx context.Context, name string) (k *kid, why error) {
 		return k, errors.New("its destroy had begun")
 	case !rec.Whole:
 		return k, errors.New("it was half made")
+	}
+	if cause, err := m.hadRunOut(k); cause != "" || err != nil {
+		k.state = lifecycle.OutOfMemory(cause)
+		return k, err
 	}
 	if _, err := m.imageOf(k); err != nil {
 		return k, fmt.Errorf("its image: %w", err)

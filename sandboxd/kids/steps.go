@@ -203,6 +203,9 @@ func (m *Manager) createContainer(ctx context.Context, k *kid) error {
 		return err
 	}
 	k.pid = state.PID
+	if err := m.watchMemory(k); err != nil {
+		return err
+	}
 	m.watch(k)
 	if k.rec.Session.Freezer == "" {
 		return nil

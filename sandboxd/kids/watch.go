@@ -33,7 +33,9 @@ func (m *Manager) watch(k *kid) {
 }
 
 func (m *Manager) ended(k *kid) {
-	m.enter(k, wire.KidExited) // refused where it is being destroyed or was stopped
+	if !m.ranOut(k, false) {
+		m.enter(k, wire.KidExited) // refused where it is being destroyed or was stopped
+	}
 	k.markGone()
 	m.isStopped(context.Background(), k) // nobody waits for it
 }

@@ -12,17 +12,20 @@ import (
 // next are the states that each state can turn into. A kid that is destroyed has none any more. Whatever is not here
 // does not happen: a stopped kid never runs again, and nothing comes back from the dead.
 var next = map[wire.KidState][]wire.KidState{
-	wire.KidSpawning:   {wire.KidRunning, wire.KidExited, wire.KidStopped, wire.KidDestroying},
-	wire.KidRunning:    {wire.KidPaused, wire.KidExited, wire.KidStopped, wire.KidDestroying},
-	wire.KidPaused:     {wire.KidRunning, wire.KidExited, wire.KidStopped, wire.KidDestroying},
+	wire.KidSpawning:   {wire.KidRunning, wire.KidExited, wire.KidOOM, wire.KidStopped, wire.KidDestroying},
+	wire.KidRunning:    {wire.KidPaused, wire.KidExited, wire.KidOOM, wire.KidStopped, wire.KidDestroying},
+	wire.KidPaused:     {wire.KidRunning, wire.KidExited, wire.KidOOM, wire.KidStopped, wire.KidDestroying},
 	wire.KidExited:     {wire.KidStopped, wire.KidDestroying},
+	wire.KidOOM:        {wire.KidDestroying},
 	wire.KidStopped:    {wire.KidDestroying},
 	wire.KidDestroying: {},
 }
 
 // States returns every state, in the order of a life.
 func States() []wire.KidState {
-	return []wire.KidState{wire.KidSpawning, wire.KidRunning, wire.KidPaused, wire.KidExited, wire.KidStopped, wire.KidDestroying}
+	return []wire.KidState{
+		wire.KidSpawning, wire.KidRunning, wire.KidPaused, wire.KidExited, wire.KidOOM, wire.KidStopped, wire.KidDestroying,
+	}
 }
 
 // Next returns the states that s can turn into.
@@ -45,6 +48,9 @@ func Adopted(paused bool) State {
 	}
 	return State{now: wire.KidRunning}
 }
+
+// OutOfMemory is a kid that a predecessor made and that ran out of memory.
+func OutOfMemory(cause string) State { return State{now: wire.KidOOM, cause: cause} }
 
 // Leftover is what remains of a kid that nobody can go on with.
 func Leftover() State { return State{now: wire.KidDestroying} }
@@ -85,7 +91,8 @@ func (s *State) EnterFor(to wire.KidState, cause string) error {
 }
 
 // Stop notes that a stop hit the kid, which is never undone, and says whether that is news. A kid that is past
-// being stopped keeps its state.
+// being stopped keeps its state, and so does one that ran out of memory: a stop cannot do more to it, and why it ended is
+// still worth knowing.
 func (s *State) Stop() (news bool) {
 	news = !s.stopped
 	s.stopped = true

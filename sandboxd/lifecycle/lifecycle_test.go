@@ -47,7 +47,7 @@ func TestPromises(t *testing.T) {
 			t.Errorf("a kid that is %s is made again", s)
 		}
 	}
-	dead := []wire.KidState{wire.KidExited, wire.KidStopped, wire.KidDestroying}
+	dead := []wire.KidState{wire.KidExited, wire.KidOOM, wire.KidStopped, wire.KidDestroying}
 	for _, s := range dead {
 		for _, to := range Next(s) {
 			if !slices.Contains(dead, to) {
@@ -81,7 +81,7 @@ func TestStop(t *testing.T) {
 	for _, from := range States() {
 		s := State{now: from}
 		want := wire.KidStopped
-		if from == wire.KidDestroying {
+		if from == wire.KidDestroying || from == wire.KidOOM {
 			want = from
 		}
 		if !s.Stop() || s.Stop() || !s.Stopped() || s.Now() != want {
