@@ -111,6 +111,8 @@ var owned = map[string][]string{
 	"github.com/danielgtaylor/huma/v2":       {"tagout/sandboxd/api"},
 	"github.com/modelcontextprotocol/go-sdk": {"tagout/sandboxd/mcp"},
 	"github.com/spf13/cobra":                 {"tagout/cmd/tagout"},
+	"github.com/coder/websocket":             {"tagout/internal/execsocket"},
+	"golang.org/x/term":                      {"tagout/cmd/tagout"},
 	"filippo.io/age":                         {"tagout/internal/authority/keyfile", "tagout/internal/credential", "tagout/internal/inspectca"},
 
 	"github.com/google/go-containerregistry": {"tagout/sandboxd/image/oci"},

@@ -194,14 +194,19 @@ func (c *Client) do(ctx context.Context, method, route string, body io.Reader, k
 		return nil, &Unanswered{Route: route, Socket: c.path, Err: cause(err)}
 	}
 	if resp.StatusCode >= http.StatusBadRequest {
-		defer resp.Body.Close() // read below
-		e := &Error{Problem: wire.Problem{Title: resp.Status, Status: resp.StatusCode}}
-		raw, _ := io.ReadAll(io.LimitReader(resp.Body, MaxBody)) // the status alone will do
-		var p wire.Problem
-		if json.Unmarshal(raw, &p) == nil && p.Status != 0 {
-			e.Problem = p
-		}
-		return nil, e
+		return nil, Refusal(resp)
 	}
 	return resp, nil
+}
+
+// Refusal reads an answer that is a refusal, and closes its body.
+func Refusal(resp *http.Response) *Error {
+	defer resp.Body.Close() // read below
+	e := &Error{Problem: wire.Problem{Title: resp.Status, Status: resp.StatusCode}}
+	raw, _ := io.ReadAll(io.LimitReader(resp.Body, MaxBody)) // the status alone will do
+	var p wire.Problem
+	if json.Unmarshal(raw, &p) == nil && p.Status != 0 {
+		e.Problem = p
+	}
+	return e
 }

@@ -88,6 +88,7 @@ const (
 	SourceFailed    Code = 99 // the source of an image cannot be read, or holds none
 	ImageInUse      Code = 100
 	OutOfMemory     Code = 101 // the kid ran out of memory, and all of it was killed
+	CrossOrigin     Code = 103 // a web page of another address asks
 )
 
 // Info describes a code for people.
@@ -178,6 +179,7 @@ var table = map[Code]Info{
 	SourceFailed:    {"source-failed", "the source of the image cannot be read, or holds no image", "see the detail; the source may be down"},
 	ImageInUse:      {"image-in-use", "a kid uses the image", "destroy the kid first"},
 	OutOfMemory:     {"out-of-memory", "the kid used all the memory of its card, and all of it was killed", "spawn another, with a larger limits.memory"},
+	CrossOrigin:     {"cross-origin", "a web page of another address asks", "call from a program, or from a page of the same address"},
 	Internal:        {"internal", "Tagout could not decide and refused", "see the daemon's log"},
 }
 

@@ -32,9 +32,11 @@
 //	               POST   /v1/kids/{kid}/resume    ChangeRequest; refused while a tag hangs on it; idempotent
 //	               POST   /v1/kids/{kid}/hold      -> stream: one line once it is held, then until either side ends
 //	               POST   /v1/kids/{kid}/exec      ExecRequest -> stream of ExecFrame, one JSON a line (exec.go)
+//	               GET    /v1/kids/{kid}/exec      WebSocket, ExecProtocol
 //	               GET    /v1/kids/{kid}/execs     []Exec
 //	               GET    /v1/kids/{kid}/execs/{id}         Exec
 //	               POST   /v1/kids/{kid}/execs/{id}/attach  stream of ExecFrame, as exec
+//	               GET    /v1/kids/{kid}/execs/{id}/attach  WebSocket, ExecProtocol
 //	               DELETE /v1/kids/{kid}/execs/{id}?reason=…  ends it, or forgets one that has ended; idempotent
 //	               PUT    /v1/kids/{kid}/policy    PolicyRequest -> PolicyReply; an unreadable card changes nothing
 //	               POST   /v1/order                SignedOrder -> OrderReply

@@ -19,6 +19,7 @@ import (
 
 	"tagout/internal/authority"
 	"tagout/internal/control"
+	"tagout/internal/execsocket"
 	"tagout/internal/reason"
 	"tagout/internal/wire"
 	"tagout/sandboxd/kids"
@@ -62,6 +63,8 @@ type Config struct {
 	Audit      Recorder
 	Logs       string          // directory of the audit logs
 	Ending     <-chan struct{} // closed when sandboxd ends
+
+	origin func(*http.Request) bool // execsocket.SameOrigin, but in tests
 }
 
 // Orders judges who may change what a kid can reach. Errors are an *authority.Refusal, and on record.
@@ -87,6 +90,7 @@ type server struct {
 	logs       string
 	followers  atomic.Int32 // clients that follow events
 	ending     <-chan struct{}
+	origin     func(*http.Request) bool // whether the web page that asks may
 }
 
 // API is the routes, for callers whom somebody else has recognised (WithCaller).
@@ -100,11 +104,15 @@ func New(cfg Config) *API {
 	mux := http.NewServeMux()
 	s := &server{
 		api: humago.New(mux, config()), kids: cfg.Kids, plan: cfg.Plan, planEgress: cfg.PlanEgress, orders: cfg.Orders,
-		keys: cfg.Keys, log: cfg.Log, audit: cfg.Audit, logs: cfg.Logs, ending: cfg.Ending,
+		keys: cfg.Keys, log: cfg.Log, audit: cfg.Audit, logs: cfg.Logs, ending: cfg.Ending, origin: cfg.origin,
+	}
+	if s.origin == nil {
+		s.origin = execsocket.SameOrigin
 	}
 	s.api.OpenAPI().Components.Schemas.RegisterTypeAlias(reflect.TypeFor[wire.Problem](), reflect.TypeFor[Problem]())
 	s.kidRoutes()
 	s.execRoutes()
+	s.socketRoutes()
 	s.lifeRoutes()
 	s.fileRoutes()
 	s.policyRoutes()

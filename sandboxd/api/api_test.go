@@ -77,8 +77,14 @@ func (onlyAda) Accept([]byte, string) (authority.Signed, error) { panic("an unex
 // serve serves k on a unix socket and returns a client for it.
 func serve(t *testing.T, k Kids, plan Planner) *control.Client {
 	t.Helper()
-	testroot.Require(t) // the routes admit nobody but root
 	path := filepath.Join(t.TempDir(), "s")
+	serveAt(t, path, k, plan)
+	return control.NewClient(path)
+}
+
+func serveAt(t *testing.T, path string, k Kids, plan Planner) {
+	t.Helper()
+	testroot.Require(t) // the routes admit nobody but root
 	l, err := control.Listen(path, os.Getgid())
 	if err != nil {
 		t.Fatal(err)
@@ -99,7 +105,6 @@ func serve(t *testing.T, k Kids, plan Planner) *control.Client {
 			t.Error(err)
 		}
 	})
-	return control.NewClient(path)
 }
 
 func refusal(kind kids.Kind, code reason.Code) error {

@@ -36,6 +36,8 @@ type Caller struct {
 	Roles []Role
 	Local bool   // came over the unix socket: may have the machine's own files put into a kid
 	Agent string // what an AI agent calls its client; empty: no agent asks. Agents never hold RoleGrant
+	// Counts says why the caller may do nothing more, for what outlasts a call: a key that was removed, say. May be nil.
+	Counts func() error
 }
 
 // May says whether the caller holds the role.

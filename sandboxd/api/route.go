@@ -71,6 +71,8 @@ type stream struct {
 	kind   string // media type of the answer
 	params []*huma.Param
 	raw    bool // the handler reads the body itself, however long it is
+
+	extensions map[string]any // of the operation's description
 }
 
 // addStream serves a route with a plain handler.
@@ -78,6 +80,7 @@ func addStream(s *server, r route, st stream, h http.HandlerFunc) {
 	op := r.operation()
 	registry := s.api.OpenAPI().Components.Schemas
 	op.Parameters = append(op.Parameters, st.params...)
+	op.Extensions = st.extensions
 	if st.in != nil {
 		op.RequestBody = &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{"application/json": {Schema: registry.Schema(reflect.TypeOf(st.in), true, r.id)}}}
 	} else if st.inType != "" {

@@ -2,6 +2,8 @@ package door
 
 import (
 	"crypto/x509"
+	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"slices"
@@ -50,7 +52,7 @@ func (d *Door) who(w http.ResponseWriter, r *http.Request) (api.Caller, bool) {
 			return api.Caller{}, false
 		}
 		if ok {
-			return api.Caller{Name: "key:" + key.Name, Roles: key.Roles, Agent: api.AgentOf(r)}, true
+			return api.Caller{Name: "key:" + key.Name, Roles: key.Roles, Agent: api.AgentOf(r), Counts: func() error { return d.stillCounts(secret) }}, true
 		}
 		d.turnAway(w, r, http.StatusUnauthorized, "the key counts no more, or never did")
 		return api.Caller{}, false
@@ -59,7 +61,7 @@ func (d *Door) who(w http.ResponseWriter, r *http.Request) (api.Caller, bool) {
 		names := namesOf(r.TLS.PeerCertificates[0])
 		for _, c := range d.cfg.Clients {
 			if slices.Contains(names, c.Name) {
-				return api.Caller{Name: "cert:" + c.Name, Roles: c.Roles, Agent: api.AgentOf(r)}, true
+				return api.Caller{Name: "cert:" + c.Name, Roles: c.Roles, Agent: api.AgentOf(r), Counts: runsOut(r.TLS.PeerCertificates[0].NotAfter)}, true
 			}
 		}
 		d.turnAway(w, r, http.StatusUnauthorized, "no role is given to this certificate: "+strings.Join(names, ", "))
@@ -67,6 +69,28 @@ func (d *Door) who(w http.ResponseWriter, r *http.Request) (api.Caller, bool) {
 	}
 	d.turnAway(w, r, http.StatusUnauthorized, "send a key as `Authorization: Bearer KEY`, or a client certificate")
 	return api.Caller{}, false
+}
+
+// stillCounts says why a key that counted does so no more.
+func (d *Door) stillCounts(secret string) error {
+	_, ok, err := d.cfg.Keys.Find(secret, time.Now())
+	switch {
+	case err != nil:
+		return fmt.Errorf("the API keys cannot be read: %w", err)
+	case !ok:
+		return errors.New("the key counts no more")
+	}
+	return nil
+}
+
+// runsOut says when a certificate has run out.
+func runsOut(end time.Time) func() error {
+	return func() error {
+		if time.Now().After(end) {
+			return errors.New("the certificate has run out")
+		}
+		return nil
+	}
 }
 
 // bearer returns the key that the request carries; ok says whether it carries an Authorization at all.
@@ -125,7 +149,7 @@ type status struct {
 }
 
 func (s *status) WriteHeader(code int) {
-	if s.code == 0 && code >= http.StatusOK {
+	if s.code == 0 && (code >= http.StatusOK || code == http.StatusSwitchingProtocols) {
 		s.code = code
 	}
 	s.ResponseWriter.WriteHeader(code)
