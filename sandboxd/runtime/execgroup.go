@@ -51,20 +51,29 @@ var errNotUnified = errors.New("making a command's cgroup: runc joined no cgroup
 // cgroupPaths returns the directories of the container whose runc state lies in stateDir, by controller; "" is the v2
 // hierarchy.
 func cgroupPaths(stateDir string) (map[string]string, error) {
+	noted, err := readState(stateDir)
+	return noted.CgroupPaths, err
+}
+
+// noted is what runc wrote down of a container.
+type noted struct {
+	CgroupPaths map[string]string `json:"cgroup_paths"`
+	PID         int               `json:"init_process_pid"`
+	Start       uint64            `json:"init_process_start"` // see startOf
+}
+
+func readState(stateDir string) (n noted, err error) {
 	raw, err := os.ReadFile(filepath.Join(stateDir, "state.json"))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, ErrNotFound
+		return n, ErrNotFound
 	}
 	if err != nil {
-		return nil, fmt.Errorf("reading runc's state: %w", err)
+		return n, fmt.Errorf("reading runc's state: %w", err)
 	}
-	var state struct {
-		CgroupPaths map[string]string `json:"cgroup_paths"`
+	if err := json.Unmarshal(raw, &n); err != nil {
+		return n, fmt.Errorf("reading runc's state: %w", err)
 	}
-	if err := json.Unmarshal(raw, &state); err != nil {
-		return nil, fmt.Errorf("reading runc's state: %w", err)
-	}
-	return state.CgroupPaths, nil
+	return n, nil
 }
 
 // unifiedDir returns the one in the v2 hierarchy.

@@ -56,12 +56,13 @@ func (r *Runc) enter(ctx context.Context, id, name, bundle string, p Process, pi
 	if err != nil {
 		return 0, fmt.Errorf("writing down the command: %w", err)
 	}
-	within, cancel := context.WithTimeout(ctx, patience)
+	within, cancel := context.WithTimeout(ctx, r.Patience)
 	defer cancel()
 	// runc leaves the umask of what it starts so at what its own is.
 	cmd := exec.CommandContext(within, "/bin/sh", "-c", fmt.Sprintf(`umask %03o; exec "$0" "$@"`, kidUmask), gorunc.DefaultCommand, "--root", r.root, "--log", logFile, "--log-format", string(gorunc.JSON),
 		"exec", "--process", specFile, "--detach", "--pid-file", pidFile, "--cgroup", name, id)
 	pipes.Set(cmd)
+	bound(cmd)
 	err = cmd.Run()
 	switch {
 	case err == nil:
@@ -69,7 +70,7 @@ func (r *Runc) enter(ctx context.Context, id, name, bundle string, p Process, pi
 	case ctx.Err() != nil:
 		return 0, fmt.Errorf("it had not started when it was called off: %w", ctx.Err())
 	case within.Err() != nil: // the kid can do that: once runc has put its uid on, its processes may stop it
-		return 0, fmt.Errorf("it did not start within %v: processes in the kid may hold it up", patience)
+		return 0, fmt.Errorf("it did not start within %v: processes in the kid may hold it up", r.Patience)
 	default:
 		return 0, fmt.Errorf("%w: %w", ErrNotStarted, explain(err, logFile))
 	}

@@ -1,22 +1,31 @@
 package runtime
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	gorunc "github.com/containerd/go-runc"
 	"golang.org/x/sys/unix"
+
+	"tagout/internal/cgroup"
 )
 
 // Runc drives the runc program. Safe for concurrent use; calls for one container are the caller's to order.
 type Runc struct {
+	// Patience bounds every call of runc: one that takes longer hangs, and is killed with what it has started. Set it before
+	// the first call.
+	Patience time.Duration
+
 	root  string
 	runc  gorunc.Runc
 	procs processes
@@ -35,7 +44,7 @@ func NewRunc(root string) (*Runc, error) {
 	if err := os.MkdirAll(root, 0o700); err != nil {
 		return nil, fmt.Errorf("making runc's state directory: %w", err)
 	}
-	return &Runc{root: root, runc: gorunc.Runc{Root: root, LogFormat: gorunc.JSON}, procs: processes{ours: map[int]bool{}}, masters: map[string]*master{}}, nil
+	return &Runc{Patience: patience, root: root, runc: gorunc.Runc{Root: root, LogFormat: gorunc.JSON}, procs: processes{ours: map[int]bool{}}, masters: map[string]*master{}}, nil
 }
 
 // Create makes the container and its kid-init, which does not run before Start. bundle is an existing
@@ -58,7 +67,7 @@ func (r *Runc) Create(ctx context.Context, bundle string, s Spec) (State, error)
 	if err := os.WriteFile(filepath.Join(bundle, "config.json"), raw, 0o600); err != nil {
 		return fail(err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, r.Patience)
 	defer cancel()
 	pidFile, logFile := filepath.Join(bundle, "init.pid"), filepath.Join(bundle, "create.log")
 	null, err := gorunc.NewNullIO() // a pipe would be held open by kid-init
@@ -75,12 +84,9 @@ func (r *Runc) Create(ctx context.Context, bundle string, s Spec) (State, error)
 	if err := driver.Create(ctx, s.ID, bundle, &gorunc.CreateOpts{IO: null, PidFile: pidFile, ExtraFiles: []*os.File{theirs}}); err != nil {
 		null.Close() // closed already unless runc could not be started
 		m.close()
-		return fail(explain(err, logFile))
+		return fail(r.hung(ctx, explain(err, logFile)))
 	}
-	m.init, err = readPID(pidFile)
-	if err == nil {
-		m.unit, err = unifiedDir(filepath.Join(r.root, s.ID))
-	}
+	m.init, m.unit, err = r.made(pidFile, s)
 	if err != nil {
 		m.close()
 		return fail(err)
@@ -90,6 +96,25 @@ func (r *Runc) Create(ctx context.Context, bundle string, s Spec) (State, error)
 	r.masters[s.ID] = m
 	r.mu.Unlock()
 	return State{Status: StatusCreated, PID: m.init}, nil
+}
+
+// made returns kid-init's pid and the container's cgroup in the v2 hierarchy, by what runc wrote down. That is looked at
+// before it is believed: sandboxd goes by the pid into the kid's files.
+func (r *Runc) made(pidFile string, s Spec) (pid int, unit string, err error) {
+	if pid, err = readPID(pidFile); err != nil {
+		return 0, "", err
+	}
+	if unit, err = unifiedDir(filepath.Join(r.root, s.ID)); err != nil {
+		return 0, "", err
+	}
+	if !strings.HasSuffix(unit, s.Cgroup) {
+		return 0, "", fmt.Errorf("runc put it into the cgroup %s, not into %s", unit, s.Cgroup)
+	}
+	pids, err := cgroup.Procs(unit)
+	if err == nil && !slices.Contains(pids, pid) {
+		err = fmt.Errorf("process %d, which runc says is kid-init, is not in the kid's cgroup", pid)
+	}
+	return pid, unit, err
 }
 
 // master returns the socket of the container's kid-init, nil where there is none.
@@ -112,10 +137,13 @@ func (r *Runc) dismiss(id string) {
 
 // Start lets kid-init run.
 func (r *Runc) Start(ctx context.Context, id string) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, r.Patience)
 	defer cancel()
 	if err := r.runc.Start(ctx, id); err != nil {
-		return fmt.Errorf("starting container %s: %w", id, err)
+		return fmt.Errorf("starting container %s: %w", id, r.hung(ctx, err))
+	}
+	if r.waits(id) {
+		return fmt.Errorf("starting container %s: runc says that it did, and it did not", id)
 	}
 	if m := r.master(id); m != nil {
 		m.prepare()
@@ -123,23 +151,69 @@ func (r *Runc) Start(ctx context.Context, id string) error {
 	return nil
 }
 
-// State asks runc; ErrNotFound where it knows no such container.
-func (r *Runc) State(ctx context.Context, id string) (State, error) {
+// hung says so where a call of runc was killed because its time was over.
+func (r *Runc) hung(ctx context.Context, err error) error {
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return fmt.Errorf("runc hangs: it did not end within %v and was killed: %w", r.Patience, err)
+	}
+	return err
+}
+
+// waits says whether the container was created and not started: then runc's init waits at this FIFO.
+func (r *Runc) waits(id string) bool {
+	_, err := os.Lstat(filepath.Join(r.root, id, "exec.fifo"))
+	return err == nil
+}
+
+// State says what became of a container, by what runc wrote down of it and by what the kernel says of kid-init; ErrNotFound
+// where there is no such container. It does not ask runc: whoever takes running kids over must not depend on a program
+// that may be missing or hang just then.
+func (r *Runc) State(_ context.Context, id string) (State, error) {
+	fail := func(err error) (State, error) { return State{}, fmt.Errorf("looking for container %s: %w", id, err) }
 	if !r.known(id) {
-		return State{}, fmt.Errorf("container %s: %w", id, ErrNotFound)
+		return fail(ErrNotFound)
 	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	c, err := r.runc.State(ctx, id)
+	noted, err := readState(filepath.Join(r.root, id))
 	if err != nil {
-		return State{}, fmt.Errorf("asking for container %s: %w", id, err)
+		return fail(err)
 	}
-	return State{Status: Status(c.Status), PID: c.Pid}, nil
+	unit := noted.CgroupPaths[""]
+	if unit == "" {
+		return fail(errNotUnified)
+	}
+	pids, err := cgroup.Procs(unit)
+	switch {
+	case err != nil:
+		return fail(err)
+	case !slices.Contains(pids, noted.PID) || startOf(noted.PID) != noted.Start:
+		return State{Status: StatusStopped}, nil
+	case r.waits(id):
+		return State{Status: StatusCreated, PID: noted.PID}, nil
+	}
+	return State{Status: StatusRunning, PID: noted.PID}, nil
+}
+
+// startOf is when the process was started, in clock ticks since boot (proc_pid_stat(5)): with its pid it names a process. 0
+// where it is gone.
+func startOf(pid int) uint64 {
+	raw, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
+	if err != nil {
+		return 0
+	}
+	fields := strings.Fields(string(raw[bytes.LastIndexByte(raw, ')')+1:])) // after the command's name, which may hold anything
+	if len(fields) < 20 {
+		return 0
+	}
+	start, err := strconv.ParseUint(fields[19], 10, 64)
+	if err != nil {
+		return 0
+	}
+	return start
 }
 
 // Kill sends a signal to kid-init. It is no stop: stopping a kid is writing cgroup.kill.
 func (r *Runc) Kill(ctx context.Context, id string, sig unix.Signal) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, r.Patience)
 	defer cancel()
 	if err := r.runc.Kill(ctx, id, int(sig), nil); err != nil {
 		return fmt.Errorf("signalling container %s: %w", id, err)
@@ -160,9 +234,9 @@ func (r *Runc) Delete(ctx context.Context, id string) error {
 		return nil
 	}
 	r.reapStrays()
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, min(r.Patience, deletePatience))
 	defer cancel()
-	if err := r.runc.Delete(ctx, id, nil); err == nil {
+	if err := r.runc.Delete(ctx, id, nil); err == nil && !r.known(id) {
 		return nil
 	}
 	if err := os.RemoveAll(filepath.Join(r.root, id)); err != nil {

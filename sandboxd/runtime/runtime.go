@@ -102,3 +102,6 @@ type State struct {
 
 // patience bounds every call of the runtime's program: what takes longer hangs.
 const patience = 20 * time.Second
+
+// deletePatience is all that runc gets to remove what it keeps of a container: a destroy can do without it.
+const deletePatience = 5 * time.Second
