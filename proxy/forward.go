@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"tagout/internal/reason"
@@ -81,13 +82,18 @@ func (c *conn) secure(ctx context.Context, nc *countedConn, h2 bool) (net.Conn, 
 	if err := tc.HandshakeContext(ctx); err != nil {
 		nc.Close() // already failing
 		code := reason.UpstreamTLS
-		var ne net.Error
-		if errors.As(err, &ne) && ne.Timeout() {
+		if lost(err) {
 			code = reason.DialFailed
 		}
 		return nil, refusal{code, oneLine(err), nc.u.rule}
 	}
 	return tc, nil
+}
+
+// lost says whether a handshake ended because the connection did, which says nothing about the server's certificate.
+func lost(err error) bool {
+	var ne net.Error
+	return errors.As(err, &ne) && ne.Timeout() || errors.As(err, new(syscall.Errno)) || errors.Is(err, io.EOF)
 }
 
 // protocols is what is offered by ALPN (RFC 7301).

@@ -505,6 +505,28 @@ func TestUpstreamCertificateIsChecked(t *testing.T) {
 	}
 }
 
+// TestAHandshakeThatIsCutSaysNothingOfTheCertificate: the server, or a stop, ends the connection in its middle.
+func TestAHandshakeThatIsCutSaysNothingOfTheCertificate(t *testing.T) {
+	for name, end := range map[string]func(net.Conn){
+		"closed": func(net.Conn) {},
+		"reset":  func(c net.Conn) { c.(*net.TCPConn).SetLinger(0) },
+	} {
+		w := newWorld(t)
+		at := listen(t, serverAddr, 0, func(c net.Conn) {
+			c.Read(make([]byte, 16<<10)) // the hello
+			end(c)
+			c.Close()
+		})
+		r := rule(apiHost, at.Port(), policy.TLS)
+		r.Inspect = true
+		w.allow(r)
+		resp := w.inspected(apiHost, at.Port(), "GET / HTTP/1.1\r\nHost: "+apiHost+"\r\n\r\n")
+		if p := problemOf(t, resp); resp.StatusCode != 502 || p.Reason != reason.DialFailed {
+			t.Errorf("%s: %d %+v", name, resp.StatusCode, p)
+		}
+	}
+}
+
 // inspected sends raw inside inspected TLS and returns the first response.
 func (w *world) inspected(host string, port uint16, raw string) *http.Response {
 	w.t.Helper()
