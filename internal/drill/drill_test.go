@@ -39,7 +39,8 @@ type fakeBox struct {
 	stop   func(b *fakeBox, kid string, layer wire.Layer)
 	idle   atomic.Bool // the agent does nothing
 
-	cut, revoked atomic.Bool // the network, the token
+	cut, revoked atomic.Bool  // the network, the token
+	sent, used   atomic.Int64 // when the agent last ticked, and used the token; Unix nanoseconds
 	mu           sync.Mutex
 	sleepers     []*exec.Cmd
 	released     []string
@@ -88,7 +89,10 @@ func (b *fakeBox) Exec(ctx context.Context, kid string, _ wire.ExecRequest, _ fu
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() {
-		b.talk(ctx, "ticks "+kid+" "+fakeToken+"\n", func(n int) string { return fmt.Sprintf("%d 3\n", n) })
+		b.talk(ctx, "ticks "+kid+" "+fakeToken+"\n", func(n int) string {
+			b.sent.Store(time.Now().UnixNano())
+			return fmt.Sprintf("%d 3\n", n)
+		})
 	})
 	wg.Go(func() {
 		b.talk(ctx, "bulk "+kid+"\n", func(int) string { return strings.Repeat("x", 100_000) })
@@ -118,6 +122,9 @@ func (b *fakeBox) Exec(ctx context.Context, kid string, _ wire.ExecRequest, _ fu
 		}
 		if resp, err := tr.RoundTrip(req); err == nil {
 			resp.Body.Close()
+			if resp.StatusCode == http.StatusOK && !b.revoked.Load() {
+				b.used.Store(time.Now().UnixNano())
+			}
 		}
 		return true
 	})
@@ -184,6 +191,16 @@ func obedient(b *fakeBox, kid string, layer wire.Layer) {
 	case wire.LayerCredential:
 		b.revoked.Store(true)
 	}
+}
+
+// late stops as it is told once the agent has been at work for 150 ms more: on a busy machine its deeds are far apart.
+func late(b *fakeBox, kid string, layer wire.Layer) {
+	seen := map[wire.Layer]*atomic.Int64{wire.LayerNetwork: &b.sent, wire.LayerCredential: &b.used}[layer]
+	want := time.Now().Add(150 * time.Millisecond).UnixNano()
+	for end := time.Now().Add(10 * time.Second); seen.Load() < want && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
+	obedient(b, kid, layer)
 }
 
 func newFake(t *testing.T, name string) (*fakeBox, drill.Config) {
@@ -287,9 +304,7 @@ func TestStopsThatDoNothingFail(t *testing.T) {
 
 func TestLateStopsFail(t *testing.T) {
 	b, cfg := newFake(t, "tdrlate")
-	b.stop = func(b *fakeBox, kid string, l wire.Layer) {
-		time.AfterFunc(150*time.Millisecond, func() { obedient(b, kid, l) })
-	}
+	b.stop = func(b *fakeBox, kid string, l wire.Layer) { go late(b, kid, l) }
 	cfg.Cases = drill.Cases()[1:3]
 	rep, err := drill.Run(t.Context(), cfg)
 	if err != nil {
