@@ -48,6 +48,19 @@ func TestTheWholeIsAsGoodAsItsWorst(t *testing.T) {
 	}
 }
 
+// TestWhatWasLeftOutIsNotWhole, also where all that was run passed.
+func TestWhatWasLeftOutIsNotWhole(t *testing.T) {
+	for _, skipped := range []string{"", "not run here: the clock may not be set"} {
+		rep := aReport()
+		rep.Whole = true
+		rep.add(Result{Kind: KindKnockout, Case: "clock-stepped", Skipped: skipped})
+		rep.close(true)
+		if rep.Whole != (skipped == "") {
+			t.Errorf("skipped %q: whole %t", skipped, rep.Whole)
+		}
+	}
+}
+
 // TestContainedIsJudgedByWhatWasSaid (S06): what cannot die is contained and not dead, by name, and then dies.
 func TestContainedIsJudgedByWhatWasSaid(t *testing.T) {
 	const released = 5 * time.Second

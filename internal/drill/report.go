@@ -76,6 +76,7 @@ func (rep *Report) close(ended bool) {
 	rep.Took = time.Since(rep.Started) // monotonic: a knock-out may have stepped the wall clock
 	rep.Verdict, rep.Why = rep.judge(ended)
 	rep.Passed = rep.Verdict == Pass
+	rep.Whole = rep.Whole && len(rep.skipped()) == 0
 }
 
 func (rep *Report) judge(ended bool) (Verdict, string) {

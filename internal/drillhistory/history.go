@@ -34,7 +34,7 @@ type Entry struct {
 	Kernel     string                   `json:"kernel"`
 	Verdict    string                   `json:"verdict"` // PASS, FAIL or VOID
 	Why        string                   `json:"why,omitempty"`
-	Whole      bool                     `json:"whole"` // every technique, knock-out and control run
+	Whole      bool                     `json:"whole"` // every technique, knock-out and control was run
 	Runs       int                      `json:"runs"`
 	Techniques int                      `json:"techniques"`
 	Slowest    map[string]time.Duration `json:"slowest_ns"` // layer -> the slowest that was seen to stop
@@ -45,7 +45,7 @@ type Entry struct {
 }
 
 // Passed says whether the drill counts as one: all of it was run, and all of it passed.
-func (e Entry) Passed() bool { return e.Whole && e.Verdict == "PASS" }
+func (e Entry) Passed() bool { return e.Whole && len(e.Skipped) == 0 && e.Verdict == "PASS" }
 
 const suffix = ".json"
 

@@ -28,12 +28,13 @@ func TestOnlyAWholeDrillThatPassedCounts(t *testing.T) {
 	add(t, dir, Entry{Started: day.AddDate(0, 0, 1), Verdict: "PASS"}) // a part of one
 	add(t, dir, Entry{Started: day.AddDate(0, 0, 2), Verdict: "FAIL", Whole: true})
 	add(t, dir, Entry{Started: day.AddDate(0, 0, 3), Verdict: "VOID", Whole: true})
+	add(t, dir, Entry{Started: day.AddDate(0, 0, 4), Verdict: "PASS", Whole: true, Skipped: []string{"clock-stepped: not allowed"}})
 	if at, ok := LastPassed(dir); !ok || !at.Equal(day) {
 		t.Errorf("last passed %v %t, want %v", at, ok, day)
 	}
 	all, err := List(dir)
-	if err != nil || len(all) != 4 || all[0].Started != day || all[3].Verdict != "VOID" {
-		t.Errorf("%v %+v, want the four in their order", err, all)
+	if err != nil || len(all) != 5 || all[0].Started != day || all[3].Verdict != "VOID" {
+		t.Errorf("%v %+v, want the five in their order", err, all)
 	}
 }
 
