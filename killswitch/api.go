@@ -152,10 +152,15 @@ func (s *Switch) serveClear(w http.ResponseWriter, r *http.Request) {
 	}
 	if t, ok := s.Clear(sc); !ok {
 		control.Refuse(w, http.StatusLocked, reason.Tagged,
-			fmt.Sprintf("tag %s hangs on %s, placed by %s (%s): %s", t.Stop, scopeText(t.Scope), t.By, t.Reason, s.whoCanNow(t)))
+			tagText(t)+": "+s.whoCanNow(t))
 		return
 	}
 	control.Reply(w, struct{}{})
+}
+
+// tagText says which tag hangs, and who placed it, and why.
+func tagText(t wire.Tag) string {
+	return fmt.Sprintf("tag %s hangs on %s, placed by %s (%s)", t.Stop, scopeText(t.Scope), t.By, t.Reason)
 }
 
 func (s *Switch) serveStatus(w http.ResponseWriter, r *http.Request) {

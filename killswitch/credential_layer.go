@@ -12,7 +12,10 @@ import (
 // is killed: without credd no token is accepted anywhere, and a new credd asks for the hanging tags before it
 // accepts one.
 func (s *Switch) fireCredential(r *run, found *future) {
-	req := wire.RevokeRequest{All: r.scope.All, Nonce: r.nonce}
+	req := wire.RevokeRequest{All: r.scope.All, Nonce: r.nonce, Tag: tagText(r.currentTag())}
+	if r.proof {
+		req.Tag = "" // it hangs none
+	}
 	if !req.All {
 		blind := 0
 		for _, t := range found.get() {

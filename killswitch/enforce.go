@@ -263,6 +263,9 @@ func (s *Switch) enforceRevoked(ctx context.Context) {
 		req.All = req.All || t.Scope.All
 		req.Marks = append(req.Marks, t.Marks...)
 	}
+	if len(tags) == 1 { // of several, one text would be wrong for some of the marks
+		req.Tag = tagText(tags[0])
+	}
 	if req.All {
 		req.Marks = nil // all is all: credd refuses an order that says both
 	}

@@ -51,6 +51,7 @@ func whoami(ctx context.Context, w io.Writer, args []string) error {
 	var id struct {
 		Accepted bool   `json:"accepted"`
 		SHA256   string `json:"credential_sha256"`
+		Detail   string `json:"detail"` // of a refusal on the way
 	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, 1<<16))
 	if err == nil && json.Unmarshal(body, &id) != nil {
@@ -63,7 +64,7 @@ func whoami(ctx context.Context, w io.Writer, args []string) error {
 	fmt.Fprintf(w, "whoami: accepted=%t after %s: I sent %.8s…, %.8s… arrived\n",
 		id.Accepted, short(time.Since(began)), hex.EncodeToString(mine[:]), id.SHA256)
 	if !id.Accepted {
-		return fmt.Errorf("%s refused the credential", args[0])
+		return fmt.Errorf("%s refused the credential: %s %s", args[0], resp.Status, id.Detail)
 	}
 	return nil
 }

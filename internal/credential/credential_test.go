@@ -150,6 +150,34 @@ func TestRevokeRequestsThatSayNothing(t *testing.T) {
 	refusedWith(t, b.call("POST", "/v1/revoke", wire.RevokeRequest{All: true, Marks: []uint32{1}}, nil), 400, reason.Malformed)
 }
 
+// TestUseUnderATagSaysWhoseItIs: the first stop's words, for its own mark alone; a revocation that is no stop's has none.
+func TestUseUnderATagSaysWhoseItIs(t *testing.T) {
+	b := newBox(t).start()
+	b.put("vendor_api", testValue, "api.vendor.test:443")
+	first, second := b.mint("kid1", testMark, "vendor_api"), b.mint("kid2", otherMark, "vendor_api")
+	use := func(mark uint32, token string) error {
+		_, err := b.resolve(mark, token, "api.vendor.test", 443)
+		return err
+	}
+	revoke := func(req wire.RevokeRequest) {
+		if err := b.call("POST", "/v1/revoke", req, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	revoke(wire.RevokeRequest{Marks: []uint32{testMark}, Tag: "tag 7, placed by ada (odd)" + strings.Repeat(".", 2*wire.MaxTagText)})
+	if err := use(otherMark, second); err != nil {
+		t.Errorf("the other kid's use: %v", err)
+	}
+	revoke(wire.RevokeRequest{All: true})
+	refusedWith(t, use(otherMark, second), 403, reason.TokenUnknown)
+	revoke(wire.RevokeRequest{Marks: []uint32{testMark}, Tag: "tag 8"})
+	err := use(testMark, first)
+	refusedWith(t, err, 423, reason.Tagged)
+	if got := err.Error(); !strings.Contains(got, "tag 7, placed by ada (odd)") || len(got) > 2*wire.MaxTagText {
+		t.Errorf("the use is told %q", got)
+	}
+}
+
 func TestLifetimeFollowsTheBootClock(t *testing.T) {
 	b := newBox(t).start()
 	b.put("vendor_api", testValue, "api.vendor.test:443")
@@ -215,7 +243,7 @@ func TestNothingIsMintedUnderATag(t *testing.T) {
 func TestRevokingEverythingSpoilsMintsUnderWay(t *testing.T) {
 	b := newBox(t).start()
 	epoch := b.svc.tokens.begin()
-	b.svc.tokens.revokeAll()
+	b.svc.tokens.revokeAll("")
 	if _, got := b.svc.tokens.commit(epoch, &holder{kid: "k", session: "s", mark: testMark}); got != mintRevoked {
 		t.Fatalf("a mint that began before the revocation ended with %v", got)
 	}

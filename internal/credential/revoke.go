@@ -30,12 +30,13 @@ func (s *Service) revoke(w http.ResponseWriter, r *http.Request) {
 		control.Refuse(w, http.StatusBadRequest, reason.Malformed, "revoking: name marks, or all, and not both")
 		return
 	}
+	tag := req.Tag[:min(len(req.Tag), wire.MaxTagText)]
 	var entries []revocation
 	var tokens int
 	if req.All {
-		entries, tokens = s.tokens.revokeAll()
+		entries, tokens = s.tokens.revokeAll(tag)
 	} else {
-		entries, tokens = s.tokens.revokeMarks(req.Marks)
+		entries, tokens = s.tokens.revokeMarks(req.Marks, tag)
 	}
 	s.acknowledge(w, r, wire.RevokeReply{Revoked: tokens, Nonce: req.Nonce}, entries, start)
 }

@@ -53,7 +53,7 @@ func TestAcknowledgementWaitsForDeliveries(t *testing.T) {
 	acked := make(chan struct{})
 	go func() {
 		defer close(acked)
-		b.svc.tokens.revokeMarks([]uint32{testMark})
+		b.svc.tokens.revokeMarks([]uint32{testMark}, "")
 	}()
 	b.wait("the token to be forgotten", func() bool { _, _, ok := b.svc.tokens.find(token); return !ok })
 	select {

@@ -65,12 +65,13 @@ type table struct {
 	byKid   map[string]*holder // guarded by mu
 	grants  map[digest]grant   // guarded by mu
 	revoked revocations        // guarded by mu
+	tags    map[uint32]string  // guarded by mu; what a stop that took a mark's tokens wants said
 }
 
 func newTable(boottime func() time.Duration, revoked revocations) *table {
 	return &table{
 		boottime: boottime, revoked: revoked,
-		byMark: map[uint32]*holder{}, byKid: map[string]*holder{}, grants: map[digest]grant{},
+		byMark: map[uint32]*holder{}, byKid: map[string]*holder{}, grants: map[digest]grant{}, tags: map[uint32]string{},
 	}
 }
 
@@ -127,12 +128,20 @@ func (t *table) find(token string) (d digest, g grant, ok bool) {
 	return d, g, ok
 }
 
+// stoppedBy returns the text of the tag that took the mark's tokens; empty where none did.
+func (t *table) stoppedBy(mark uint32) string {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.tags[mark]
+}
+
 // revokeMarks forgets every token of the sessions and lets them never have any again. The returned entries
 // are for the ledger and the records; tokens counts what was forgotten.
-func (t *table) revokeMarks(marks []uint32) (entries []revocation, tokens int) {
+func (t *table) revokeMarks(marks []uint32, tag string) (entries []revocation, tokens int) {
 	t.mu.Lock()
 	for _, mark := range marks {
 		e, n := t.forget(mark)
+		t.say(mark, tag)
 		entries, tokens = append(entries, e), tokens+n
 	}
 	t.mu.Unlock()
@@ -141,16 +150,24 @@ func (t *table) revokeMarks(marks []uint32) (entries []revocation, tokens int) {
 }
 
 // revokeAll does the same for every session there is, and spoils the mints under way.
-func (t *table) revokeAll() (entries []revocation, tokens int) {
+func (t *table) revokeAll(tag string) (entries []revocation, tokens int) {
 	t.mu.Lock()
 	t.epoch++
 	for mark := range t.byMark {
 		e, n := t.forget(mark)
+		t.say(mark, tag)
 		entries, tokens = append(entries, e), tokens+n
 	}
 	t.mu.Unlock()
 	t.settle()
 	return entries, tokens
+}
+
+// say keeps the first tag's text for a mark: later ones came when nothing was left to take. Callers hold mu.
+func (t *table) say(mark uint32, tag string) {
+	if _, ok := t.tags[mark]; !ok && tag != "" {
+		t.tags[mark] = tag
+	}
 }
 
 // revokeKid does the same for the kid's session; found is false where it has none.

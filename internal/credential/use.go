@@ -57,6 +57,9 @@ func (s *Service) use(req *wire.ResolveRequest) (wire.ResolveReply, used, *refus
 	}
 	d, g, ok := s.tokens.find(req.Token)
 	u.tokenID = d.id()
+	if tag := s.tokens.stoppedBy(req.Mark); tag != "" {
+		return wire.ResolveReply{}, u, refuse(http.StatusLocked, reason.Tagged, "%s", tag)
+	}
 	if !ok {
 		return wire.ResolveReply{}, u, refuse(http.StatusForbidden, reason.TokenUnknown, "the token is unknown, expired or revoked")
 	}

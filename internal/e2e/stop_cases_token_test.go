@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"tagout/internal/instance"
 	"tagout/internal/practice"
@@ -17,6 +18,7 @@ import (
 func (s *stopCases) aThousandUses() {
 	kid := s.spawn("token")
 	running(s.t, s.box, kid.Name, "/workspace/hostile", "agent", "-parts", "ticks,token", "-tag", kid.Name, "-uses", "100")
+	loop := running(s.t, s.box, kid.Name, "sh", "-c", "until /workspace/hostile whoami https://api.vendor.test/v1/whoami 2>&1 | grep placed; do :; done")
 	var token string
 	s.until("the token has left the box and is accepted", func() error {
 		token = s.box.Net.Sink.Token(kid.Name)
@@ -52,12 +54,21 @@ func (s *stopCases) aThousandUses() {
 	if last >= acked {
 		s.t.Errorf("a use that began %v after the acknowledgement was accepted", last-acked)
 	}
-	s.until("the kid's own uses are refused", func() error {
-		if n := len(s.denied(kid, code(reason.TokenUnknown))); n == 0 {
+	s.until("the kid's own uses are refused, and the record says whose tag it is", func() error {
+		said := s.denied(kid, code(reason.Tagged))
+		if len(said) == 0 {
 			return errors.New("not once yet")
+		}
+		for _, part := range []string{rep.Stop, practice.Authority, s.t.Name()} {
+			if !strings.Contains(said[0].Detail, part) {
+				s.t.Errorf("%q does not say %q", said[0].Detail, part)
+			}
 		}
 		return nil
 	})
+	if out := wait(s.t, "the kid's loop", loop); !strings.Contains(string(out.Stdout)+string(out.Stderr), rep.Stop) {
+		s.t.Errorf("the kid was not told of the tag: %+v", out)
+	}
 	// One request may have been on its way from the proxy to the API.
 	if after := s.box.Net.API.Uses.Tally("agent:" + kid.Name); after.Accepted > kidsBefore.Accepted+1 {
 		s.t.Errorf("the kid's own token was accepted %d times after the acknowledgement", after.Accepted-kidsBefore.Accepted)

@@ -396,7 +396,11 @@ type RevokeRequest struct {
 	Marks []uint32 `json:"marks,omitempty"`
 	All   bool     `json:"all,omitempty"`
 	Nonce string   `json:"nonce,omitempty"` // comes back in the reply
+	Tag   string   `json:"tag,omitempty"`   // what whoever uses such a token is told, MaxTagText bytes at most; empty: nothing
 }
+
+// MaxTagText bounds RevokeRequest.Tag, in bytes; what is above is cut off.
+const MaxTagText = 512
 
 // RevokeReply acknowledges: from now on no token of those sessions is accepted.
 type RevokeReply struct {
