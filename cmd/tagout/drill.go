@@ -61,7 +61,7 @@ the drills of this machine. Nothing else is left.`,
 	cmd.Flags().BoolVar(&f.list, "list", false, "list the techniques and knock-outs, and run nothing")
 	cmd.Flags().BoolVar(&f.short, "short", false, "stop all layers together only, and knock nothing out unless named")
 	cmd.Flags().StringVar(&f.dir, "report", "", "write drill.json, drill.html and their signature to this directory")
-	cmd.Flags().StringVar(&f.key, "key", "", "sign the report with the key in this file, as made by `tagout key new` (default: the box's drill key)")
+	cmd.Flags().StringVar(&f.key, "key", "", "sign the report with the key in this file, as made by 'tagout key new' (default: the box's drill key)")
 	cmd.Flags().StringVar(&f.passphraseFile, "passphrase-file", "", "what decrypts the key")
 	cmd.Flags().StringVar(&cfg.By, "by", "", "who runs the drill, for the report (default: the user)")
 	cmd.Flags().IntVar(&cfg.Runs, "runs", 1, "how often each case is run")

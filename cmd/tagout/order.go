@@ -41,7 +41,7 @@ delivered with it (--card).`,
 			return a.give(cmd, "/v1/order", order)
 		},
 	}
-	cmd.Flags().StringVar(&cardFile, "card", "", "the card of a signed `tagout policy set`")
+	cmd.Flags().StringVar(&cardFile, "card", "", "the card of a signed 'tagout policy set'")
 	return cmd
 }
 

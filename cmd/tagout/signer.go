@@ -23,7 +23,7 @@ type signer struct {
 
 func (s *signer) flags(cmd *cobra.Command) {
 	s.keyFlags(cmd)
-	cmd.Flags().BoolVar(&s.printOnly, "print", false, "print the signed order and send it nowhere; `tagout order` delivers it")
+	cmd.Flags().BoolVar(&s.printOnly, "print", false, "print the signed order and send it nowhere; 'tagout order' delivers it")
 }
 
 // keyFlags are those of commands whose order goes with something else, at once.

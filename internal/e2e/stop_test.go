@@ -2,17 +2,23 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
 	"tagout/internal/control"
 	"tagout/internal/instance"
+	"tagout/internal/netdump"
 	"tagout/internal/practice"
 	"tagout/internal/testenv"
 	"tagout/internal/wire"
@@ -141,18 +147,74 @@ func TestCredentialLayerAloneLeavesTheRest(t *testing.T) {
 	}
 }
 
-// TestStopWithEveryOtherDaemonDead (S12, invariant 4): all layers are observed with nobody left to help.
+// others are the daemons that a stop must not need.
+var others = []string{instance.Sandboxd, instance.Proxy, instance.DNSFilter, instance.Credd}
+
+// TestStopWithEveryOtherDaemonHung (S12, invariant 4): all layers are observed with nobody left to help.
+func TestStopWithEveryOtherDaemonHung(t *testing.T) {
+	t.Parallel()
+	box := start(t)
+	kid := box.Spawn(card, hostile(t, box))
+	box.Freeze(others...)
+	defer box.Thaw(instance.Sandboxd, instance.Proxy, instance.DNSFilter)
+	allObserved(t, box.Stop(wire.StopRequest{Scope: wire.Scope{Kid: kid.Name}}))
+}
+
+// TestStopWithEveryOtherDaemonDead (S12, invariant 4): the same with all of them, and what would start them again,
+// killed, every link of the box down, and the command line that an operator has.
 func TestStopWithEveryOtherDaemonDead(t *testing.T) {
 	t.Parallel()
 	box := start(t)
 	kid := box.Spawn(card, hostile(t, box))
-	box.Freeze(instance.Sandboxd, instance.Proxy, instance.DNSFilter, instance.Credd)
-	defer box.Thaw(instance.Sandboxd, instance.Proxy, instance.DNSFilter)
-	rep := box.Stop(wire.StopRequest{Scope: wire.Scope{Kid: kid.Name}})
+	box.Sh(kid.Name, "sleep 1000 </dev/null >/dev/null 2>&1 &") // of nobody's command: a dead sandboxd takes its commands along
+	box.StopSupervisor(unix.SIGKILL)
+	for _, d := range others {
+		box.Kill9(d)
+	}
+	linksDown(t, box)
+	if !alive(t, kid) {
+		t.Fatal("the kid died before the stop: this shows nothing")
+	}
+	out := box.Must("--json", "stop", "--kid", kid.Name, "--by", practice.Authority, "--reason", "all is dead")
+	t.Log(out)
+	lines := strings.Split(strings.TrimSpace(out), "\n")
+	var last wire.StopEvent
+	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &last); err != nil || last.Final == nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	allObserved(t, *last.Final)
+	if alive(t, kid) {
+		t.Error("the kid lives")
+	}
+}
+
+func allObserved(t *testing.T, rep wire.StopReport) {
+	t.Helper()
 	for _, layer := range wire.AllLayers() {
 		if rep.Layers[layer].State != wire.StateObserved {
 			t.Errorf("layer %s: %+v", layer, rep.Layers[layer])
 		}
+	}
+}
+
+// linksDown sets every interface of the box down.
+func linksDown(t *testing.T, box *testenv.Box) {
+	t.Helper()
+	links, err := netdump.Whole(netlink.LinkList)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for _, l := range links {
+		if name := l.Attrs().Name; name == box.Inst.GatewayLink() || strings.HasPrefix(name, box.Inst.LinkPrefix()) {
+			if err := netlink.LinkSetDown(l); err != nil {
+				t.Fatal(err)
+			}
+			n++
+		}
+	}
+	if n < 2 {
+		t.Fatalf("the box has %d links", n)
 	}
 }
 
