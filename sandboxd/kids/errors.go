@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 
+	"golang.org/x/sys/unix"
+
 	"tagout/internal/reason"
 )
 
@@ -54,4 +56,22 @@ func ReasonOf(err error) reason.Code {
 
 func refuse(kind Kind, code reason.Code, format string, args ...any) error {
 	return &Error{Kind: kind, Reason: code, Err: fmt.Errorf(format, args...)}
+}
+
+// ranOut makes a refusal of an error that says that the machine has no more of something; others stay as they are.
+func ranOut(err error) error {
+	what := ""
+	switch {
+	case KindOf(err) != Internal:
+		return err
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		what = "no room for files is left: make some, or destroy kids"
+	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.ENOMEM):
+		what = "the machine gives no more processes or memory: destroy kids, or raise the limit of sandboxd's unit"
+	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE):
+		what = "no more files can be open: destroy kids, or raise the limit of sandboxd's unit"
+	default:
+		return err
+	}
+	return refuse(Capacity, reason.Capacity, "%s: %w", what, err)
 }

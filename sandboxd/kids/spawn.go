@@ -212,6 +212,7 @@ func (m *Manager) refused(r Request, name string, began time.Time, err error) (w
 	if name == "" {
 		name = r.Name
 	}
+	err = ranOut(err)
 	if r.Plan.Proof {
 		return m.refusedProof(name, err)
 	}

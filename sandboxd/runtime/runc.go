@@ -84,7 +84,7 @@ func (r *Runc) Create(ctx context.Context, bundle string, s Spec) (State, error)
 	if err := driver.Create(ctx, s.ID, bundle, &gorunc.CreateOpts{IO: null, PidFile: pidFile, ExtraFiles: []*os.File{theirs}}); err != nil {
 		null.Close() // closed already unless runc could not be started
 		m.close()
-		return fail(r.hung(ctx, explain(err, logFile)))
+		return fail(errors.Join(r.hung(ctx, explain(err, logFile)), roomIn(bundle), roomIn(r.root)))
 	}
 	m.init, m.unit, err = r.made(pidFile, s)
 	if err != nil {
@@ -265,6 +265,24 @@ func (r *Runc) known(id string) bool {
 	return err == nil
 }
 
+// What runc writes to a directory is less: bytes, files.
+const (
+	roomBytes = 64 << 10
+	roomFiles = 8
+)
+
+// roomIn says whether runc could have written to the directory: runc itself may not say what it had no room for.
+func roomIn(dir string) error {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(dir, &fs); err != nil {
+		return fmt.Errorf("looking for room in %s: %w", dir, err)
+	}
+	if fs.Bavail*uint64(fs.Bsize) < roomBytes || fs.Files > 0 && fs.Ffree < roomFiles { // no files at all: as many as there is room for
+		return fmt.Errorf("%s: %w", dir, unix.ENOSPC)
+	}
+	return nil
+}
+
 func readPID(file string) (int, error) {
 	raw, err := os.ReadFile(file)
 	if err != nil {
@@ -292,6 +310,11 @@ func explain(err error, logFile string) error {
 	}
 	if why == "" {
 		return err
+	}
+	for _, errno := range []unix.Errno{unix.ENOSPC, unix.EAGAIN, unix.ENOMEM, unix.EMFILE, unix.ENFILE} { // what the machine has run out of
+		if before, ok := strings.CutSuffix(why, errno.Error()); ok {
+			return fmt.Errorf("%s%w", before, errno)
+		}
 	}
 	return errors.New(why)
 }
