@@ -2,6 +2,7 @@ package trial
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -9,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"tagout/internal/cgroup"
 	"tagout/internal/testroot"
@@ -144,11 +147,33 @@ func TestAKilledTrialIsRemoved(t *testing.T) {
 	if l := left(t, victim.Process.Pid); len(l) == 0 {
 		t.Error("the killed trial left nothing: the test shows nothing")
 	}
+	mountAsRuncDoes(t, victim.Process.Pid)
 	t.Setenv("PATH", path)
 	if _, err := Run(t.Context(), init); err != nil {
 		t.Error(err)
 	}
 	if l := left(t, victim.Process.Pid); len(l) > 0 {
 		t.Errorf("left: %v", l)
+	}
+}
+
+// mountAsRuncDoes mounts a program where runc keeps its state of the killed trial: a runc that is killed while it makes a
+// container leaves that.
+func mountAsRuncDoes(t *testing.T, pid int) {
+	t.Helper()
+	dir := filepath.Join("/run", fmt.Sprint(prefix, pid), "runc", name)
+	file := filepath.Join(dir, "runc.left")
+	err := os.MkdirAll(dir, 0o700)
+	if err == nil {
+		err = os.WriteFile(file, nil, 0o600)
+	}
+	if err == nil {
+		err = unix.Mount("/proc/self/exe", file, "", unix.MS_BIND, "")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(dir); !errors.Is(err, unix.EBUSY) {
+		t.Errorf("removing it without unmounting: %v, want %v: the test shows nothing", err, unix.EBUSY)
 	}
 }
