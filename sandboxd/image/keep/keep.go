@@ -13,6 +13,7 @@ import (
 
 	"tagout/internal/audit"
 	"tagout/internal/reason"
+	"tagout/sandboxd/image/build"
 	"tagout/sandboxd/image/oci"
 	"tagout/sandboxd/image/store"
 	"tagout/sandboxd/image/unpack"
@@ -52,13 +53,18 @@ func (k *Keeper) Add(ctx context.Context, w Wish, src store.Source) (store.Manif
 	}
 	k.removed(gone, w.Actor, replaced)
 	if err != nil {
-		k.refused(w.Actor, "add", err, map[string]string{"image": w.Name, "way": w.Way, "source": w.Source})
-		return m, err
+		return m, k.Refuse(w, err)
 	}
 	f := fields(&m)
 	f["way"] = w.Way
 	k.Audit.Log(audit.Record{Event: audit.EventImageAdded, Actor: w.Actor, Outcome: audit.OutcomeOK, Fields: f})
 	return m, nil
+}
+
+// Refuse records and returns why somebody does not get an image.
+func (k *Keeper) Refuse(w Wish, err error) error {
+	k.refused(w.Actor, "add", err, map[string]string{"image": w.Name, "way": w.Way, "source": w.Source})
+	return err
 }
 
 // Remove is the store's, on record.
@@ -139,8 +145,10 @@ func ReasonOf(err error) reason.Code {
 		return reason.DigestMismatch
 	case errors.Is(err, unpack.ErrLimit):
 		return reason.TooLarge
-	case errors.Is(err, store.ErrName):
+	case errors.Is(err, store.ErrName), errors.Is(err, oci.ErrReference), errors.Is(err, build.ErrRequest):
 		return reason.Malformed
+	case errors.Is(err, build.ErrBusy):
+		return reason.Capacity
 	case errors.Is(err, store.ErrInUse):
 		return reason.ImageInUse
 	case errors.Is(err, store.ErrUnknown), errors.Is(err, context.Canceled):

@@ -2,6 +2,7 @@ package oci
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -15,6 +16,9 @@ import (
 	"tagout/sandboxd/image/unpack"
 )
 
+// ErrReference is wrapped where a reference names no image.
+var ErrReference = errors.New("this names no image of a registry")
+
 // Pulled is an image in a registry.
 type Pulled struct {
 	Ref       string            // such as registry.example.com/tools/shell:1.2 or …@sha256:…
@@ -26,7 +30,7 @@ type Pulled struct {
 func (r Pulled) Unpack(ctx context.Context, u *unpack.Unpacker, _ string, m *store.Manifest) error {
 	ref, err := name.ParseReference(r.Ref)
 	if err != nil {
-		return fmt.Errorf("reading the reference: %w", err)
+		return fmt.Errorf("%w: %w", ErrReference, err)
 	}
 	r.Progress.say("asking %s for %s", ref.Context().RegistryStr(), ref.Identifier())
 	img, err := remote.Image(ref, r.options(ctx)...)
@@ -81,7 +85,7 @@ func remoteDocuments(img v1.Image, digest v1.Hash) (documents, error) {
 func (r Pulled) Latest(ctx context.Context) (string, error) {
 	ref, err := name.ParseReference(r.Ref)
 	if err != nil {
-		return "", fmt.Errorf("reading the reference: %w", err)
+		return "", fmt.Errorf("%w: %w", ErrReference, err)
 	}
 	img, err := remote.Image(ref, r.options(ctx)...)
 	if err != nil {

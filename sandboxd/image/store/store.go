@@ -52,6 +52,7 @@ type Manifest struct {
 	Files    int               `json:"files"`
 	Skipped  map[string]int    `json:"skipped,omitempty"` // reason -> entries that were left out
 	Env      map[string]string `json:"env,omitempty"`     // what the image wants in the environment
+	Build    *Build            `json:"build,omitempty"`   // of one that was built here
 }
 
 // Kinds of sources.
@@ -60,6 +61,7 @@ const (
 	KindDocker = "docker" // what `docker save` writes
 	KindOCI    = "oci"    // an OCI image layout
 	KindPulled = "pulled" // a registry
+	KindBuilt  = "built"  // built here, of Debian packages
 )
 
 const (

@@ -40,6 +40,9 @@ type Report struct {
 // perEntry is what an entry may take in the stream beside its content: headers, names, padding.
 const perEntry = 4096
 
+// Stream is how many bytes the layers of such an image may have as streams.
+func (l Limits) Stream() int64 { return l.Bytes + perEntry*int64(l.Files) }
+
 // Unpacker applies layers to one directory. It is used by one goroutine, and nobody else writes to the directory.
 type Unpacker struct {
 	root    *os.File
@@ -79,7 +82,7 @@ func (u *Unpacker) Layer(ctx context.Context, stream io.Reader) error {
 		u.fresh = map[slot]bool{}
 	}
 	u.layers++
-	bounded := &meter{ctx: ctx, from: stream, read: &u.streams, most: u.limits.Bytes + perEntry*int64(u.limits.Files)}
+	bounded := &meter{ctx: ctx, from: stream, read: &u.streams, most: u.limits.Stream()}
 	tr := tar.NewReader(bounded)
 	for {
 		hdr, err := tr.Next()
