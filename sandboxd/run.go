@@ -66,6 +66,7 @@ type Config struct {
 	Trip        []trip.Rule // the box's
 	API         config.API  // zero: only over the unix socket
 	Budget      kids.Budget
+	Registries  func() (*http.Transport, error) // reaches those from which images are pulled
 	Kernel      Kernel
 	Denials     events.Source
 	Audit       Recorder
@@ -91,10 +92,16 @@ func Run(ctx context.Context, cfg Config, serve Serve) error {
 	}
 	defer unlock()
 	watch := filewatch.New(filewatch.Config{File: cfg.Inst.WatchFile(), GID: cfg.Inst.GroupID(), Audit: cfg.Audit, Log: cfg.Log})
-	manager, err := newManager(cfg, watch)
+	making := &buildKids{}
+	images, err := newImages(cfg, making)
 	if err != nil {
 		return fmt.Errorf("starting sandboxd: %w", err)
 	}
+	manager, err := newManager(cfg, watch, images)
+	if err != nil {
+		return fmt.Errorf("starting sandboxd: %w", err)
+	}
+	making.manager = manager
 	sockets, err := newSocketWatch(cfg, manager)
 	if err != nil {
 		return fmt.Errorf("starting sandboxd: %w", err)
@@ -128,7 +135,7 @@ func Run(ctx context.Context, cfg Config, serve Serve) error {
 	orders := newOrders(cfg)
 	wg.Go(func() { orders.Run(ctx) })
 	routes := api.New(api.Config{
-		Kids: manager, Plan: PlanFromCard, PlanEgress: EgressFromCard, Orders: orders, Keys: keys, Log: cfg.Log, Audit: cfg.Audit, Logs: cfg.Inst.AuditDir(), Ending: ctx.Done(),
+		Kids: manager, Plan: PlanFromCard, PlanEgress: EgressFromCard, Images: images, Orders: orders, Keys: keys, Log: cfg.Log, Audit: cfg.Audit, Logs: cfg.Inst.AuditDir(), Ending: ctx.Done(),
 	})
 	if cfg.API.Listen.IsValid() {
 		d, err := door.Open(ctx, doorConfig(cfg, routes))
@@ -164,7 +171,7 @@ func lock(inst instance.Instance) (unlock func(), err error) {
 	return func() { f.Close() }, nil // nothing was written
 }
 
-func newManager(cfg Config, watch *filewatch.Watch) (*kids.Manager, error) {
+func newManager(cfg Config, watch *filewatch.Watch, images *imageSet) (*kids.Manager, error) {
 	layout, err := cgroup.Detect()
 	if err != nil {
 		return nil, err
@@ -173,22 +180,11 @@ func newManager(cfg Config, watch *filewatch.Watch) (*kids.Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	host, err := image.NewHost(image.Config{
-		Dir: filepath.Join(cfg.Inst.RunDir(), "image"), Gateway: cfg.Inst.Gateway(),
-		Trust: image.Trust(filepath.Join(cfg.Inst.CADir(), "ca.pem")),
-	})
-	if err != nil {
-		return nil, fmt.Errorf("is the instance set up (`tagout setup`)? %w", err)
-	}
-	stored, err := storedImages(cfg, host)
-	if err != nil {
-		return nil, err
-	}
 	stopper, points, credentials := clients(cfg.Inst)
 	return kids.New(kids.Config{
-		Inst: cfg.Inst, Init: cfg.Init, Runtime: runc, Images: map[string]kids.Image{image.HostName: host}, Stored: stored,
-		Writable:    func(userns string, uid int, size int64) kids.Image { return host.WritableFor(userns, uid, size) },
-		SocketWatch: socketWatchPath(cfg.Inst), Cgroups: layout, Kernel: cfg.Kernel, Stopper: stopper, Points: points, Credentials: credentials,
+		Inst: cfg.Inst, Init: cfg.Init, Runtime: runc, Images: map[string]kids.Image{image.HostName: images.host},
+		Stored:   func(name, userns string) (kids.Image, error) { return images.stored.Get(name, userns) },
+		Writable: images.writable, SocketWatch: socketWatchPath(cfg.Inst), Cgroups: layout, Kernel: cfg.Kernel, Stopper: stopper, Points: points, Credentials: credentials,
 		Trip: cfg.Trip, Budget: cfg.Budget, Files: watch, Audit: cfg.Audit, Metrics: cfg.Metrics, Log: cfg.Log,
 	})
 }

@@ -4,6 +4,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,6 +18,7 @@ import (
 	"tagout/internal/lease"
 	"tagout/internal/metrics"
 	"tagout/sandboxd"
+	"tagout/sandboxd/image/oci"
 	"tagout/sandboxd/kids"
 	"tagout/sandboxd/trial"
 )
@@ -66,7 +68,8 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 	init := filepath.Join(filepath.Dir(self), "kid-init")
 	return sandboxd.Run(ctx, sandboxd.Config{
 		Inst: d.Inst, Init: init, Trial: func(ctx context.Context) error { return tryRuntime(ctx, self, init) }, Alerts: sinks(d.Box), Authorities: d.Box.Authorities, Leases: terms, Trip: d.Box.Trip, API: d.Box.API, SpawnSigned: d.Box.SpawnSigned,
-		Budget: kids.Budget{Box: d.Box.KidLimits.Kids, Owner: d.Box.KidLimits.KidsPerOwner},
-		Kernel: &kernel{maps: maps, lease: terms.Kernel, opens: connectRate(d.Box.KidLimits)}, Denials: denials{maps}, Audit: d.Audit, Metrics: metrics.NewSandboxd(d.Metrics), Log: d.Log,
+		Registries: func() (*http.Transport, error) { return oci.NewTransport(d.Box.Resolvers[0], d.Box.UpstreamCAs) },
+		Budget:     kids.Budget{Box: d.Box.KidLimits.Kids, Owner: d.Box.KidLimits.KidsPerOwner},
+		Kernel:     &kernel{maps: maps, lease: terms.Kernel, opens: connectRate(d.Box.KidLimits)}, Denials: denials{maps}, Audit: d.Audit, Metrics: metrics.NewSandboxd(d.Metrics), Log: d.Log,
 	}, d.Serve)
 }

@@ -35,11 +35,12 @@ const (
 	RoleFiles   Role = "files"   // read and write kids' files
 	RoleDestroy Role = "destroy" // remove kids
 	RoleGrant   Role = "grant"   // open hosts for a living kid, in the name of a person of the box's authority list
+	RoleImages  Role = "images"  // add and remove images
 )
 
 // Roles lists all roles.
 func Roles() []Role {
-	return []Role{RoleRead, RoleSpawn, RoleExec, RoleFiles, RoleDestroy, RoleGrant}
+	return []Role{RoleRead, RoleSpawn, RoleExec, RoleFiles, RoleDestroy, RoleGrant, RoleImages}
 }
 
 // Prefix begins every key, so that it is told from other secrets.

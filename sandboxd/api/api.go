@@ -57,6 +57,7 @@ type Config struct {
 	Kids       Kids
 	Plan       Planner
 	PlanEgress EgressPlanner
+	Images     Images
 	Orders     Orders
 	Keys       *once.Store // nil: Idempotency-Key is not looked at, for tests
 	Log        *slog.Logger
@@ -83,6 +84,7 @@ type server struct {
 	kids       Kids
 	plan       Planner
 	planEgress EgressPlanner
+	images     Images
 	orders     Orders
 	keys       *once.Store
 	log        *slog.Logger
@@ -103,7 +105,7 @@ type API struct {
 func New(cfg Config) *API {
 	mux := http.NewServeMux()
 	s := &server{
-		api: humago.New(mux, config()), kids: cfg.Kids, plan: cfg.Plan, planEgress: cfg.PlanEgress, orders: cfg.Orders,
+		api: humago.New(mux, config()), kids: cfg.Kids, plan: cfg.Plan, planEgress: cfg.PlanEgress, images: cfg.Images, orders: cfg.Orders,
 		keys: cfg.Keys, log: cfg.Log, audit: cfg.Audit, logs: cfg.Logs, ending: cfg.Ending, origin: cfg.origin,
 	}
 	if s.origin == nil {
@@ -115,6 +117,7 @@ func New(cfg Config) *API {
 	s.socketRoutes()
 	s.lifeRoutes()
 	s.fileRoutes()
+	s.imageRoutes()
 	s.policyRoutes()
 	s.orderRoutes()
 	s.toolRoutes()

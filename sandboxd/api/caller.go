@@ -22,6 +22,7 @@ const (
 	RoleFiles   = apikey.RoleFiles
 	RoleDestroy = apikey.RoleDestroy
 	RoleGrant   = apikey.RoleGrant
+	RoleImages  = apikey.RoleImages
 )
 
 // RoleAny is held by whoever holds any role.
@@ -35,7 +36,7 @@ type Caller struct {
 	Name  string // for records: "uid:0", "key:ci", "cert:ci.example.com"
 	Roles []Role
 	Local bool   // came over the unix socket: may have the machine's own files put into a kid
-	Agent string // what an AI agent calls its client; empty: no agent asks. Agents never hold RoleGrant
+	Agent string // what an AI agent calls its client; empty: no agent asks. Agents never hold RoleGrant and RoleImages
 	// Counts says why the caller may do nothing more, for what outlasts a call: a key that was removed, say. May be nil.
 	Counts func() error
 }
@@ -45,8 +46,11 @@ func (c Caller) May(r Role) bool {
 	if r == RoleAny {
 		return len(c.Roles) > 0
 	}
-	return slices.Contains(c.Roles, r) && (c.Agent == "" || r != RoleGrant)
+	return slices.Contains(c.Roles, r) && (c.Agent == "" || forAgents(r))
 }
+
+// forAgents says whether an AI agent may hold the role: it opens nothing for a kid, and decides not on what kids run.
+func forAgents(r Role) bool { return r != RoleGrant && r != RoleImages }
 
 // actor names the caller in records.
 func (c Caller) actor() string {
@@ -101,8 +105,11 @@ func fromRoot(h http.Handler) http.HandlerFunc {
 // refuseRole says that the caller lacks the role.
 func refuseRole(w http.ResponseWriter, c Caller, role Role) {
 	detail := fmt.Sprintf("%s does not hold the role %s", c.Name, role)
-	if c.Agent != "" && role == RoleGrant {
+	switch {
+	case c.Agent != "" && role == RoleGrant:
 		detail = "an AI agent can open nothing for a kid: a person of the box's authority list has to"
+	case c.Agent != "" && role == RoleImages:
+		detail = "an AI agent can neither add nor remove images: a person has to"
 	}
 	control.Refuse(w, http.StatusForbidden, reason.RoleMissing, detail)
 }

@@ -168,5 +168,34 @@ func (r *recorder) Write(p []byte) (int, error) {
 	return r.ResponseWriter.Write(p)
 }
 
+// recorderOf finds what keeps the answer for repeats; nil: nothing does.
+func recorderOf(w http.ResponseWriter) *recorder {
+	for {
+		if r, ok := w.(*recorder); ok {
+			return r
+		}
+		u, ok := w.(interface{ Unwrap() http.ResponseWriter })
+		if !ok {
+			return nil
+		}
+		w = u.Unwrap()
+	}
+}
+
+// disown has an answer that has begun counted as a refusal: what it is about did not take effect, and a repeat of the request
+// is carried out anew.
+func disown(w http.ResponseWriter) {
+	if r := recorderOf(w); r != nil {
+		r.status = http.StatusInternalServerError
+	}
+}
+
+// keepFromHere has repeats answered with what follows alone.
+func keepFromHere(w http.ResponseWriter) {
+	if r := recorderOf(w); r != nil {
+		r.body, r.long = nil, false
+	}
+}
+
 // Unwrap lets http.ResponseController flush and set deadlines.
 func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }

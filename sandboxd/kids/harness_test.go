@@ -372,8 +372,10 @@ func tryManager(inst instance.Instance, layout cgroup.Layout, init string, g *gu
 	}
 	return New(Config{
 		Inst: inst, Init: init, Runtime: runc, Images: map[string]Image{image.HostName: host},
-		Writable: func(userns string, uid int, size int64) Image { return host.WritableFor(userns, uid, size) },
-		Stored:   func(name, userns string) (Image, error) { return stored.Get(name, userns) }, Cgroups: layout, Kernel: g, Stopper: g,
+		Writable: func(_, userns string, uid int, size int64) (Image, error) {
+			return host.WritableFor(userns, uid, size), nil
+		},
+		Stored: func(name, userns string) (Image, error) { return stored.Get(name, userns) }, Cgroups: layout, Kernel: g, Stopper: g,
 		Points: []PolicyPoint{pointOf{g, "proxy"}, pointOf{g, "dnsfilter"}}, Credentials: g, Audit: rec, Metrics: nullMetrics{},
 		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError})),
 	})

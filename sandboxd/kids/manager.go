@@ -25,9 +25,9 @@ type Config struct {
 	Init        string // path of kid-init
 	Runtime     Runtime
 	Images      map[string]Image
-	Stored      func(name, userns string) (Image, error)       // images that were imported, for one kid; nil: there are none
-	Writable    func(userns string, uid int, size int64) Image // for kids that may install; nil: there are none
-	SocketWatch string                                         // sockwatch's socket; empty: sockets that no kid may have are refused without a record
+	Stored      func(name, userns string) (Image, error)                      // images that were imported, for one kid; nil: there are none
+	Writable    func(name, userns string, uid int, size int64) (Image, error) // for kids that may install; nil: there are none
+	SocketWatch string                                                        // sockwatch's socket; empty: sockets that no kid may have are refused without a record
 	Cgroups     Cgroups
 	Kernel      Kernel
 	Stopper     Stopper

@@ -98,7 +98,7 @@ func (m *Manager) image(p *Plan, kid string, uid uint32) (Image, error) {
 	img, ok := m.cfg.Images[p.Image]
 	switch {
 	case p.Root > 0 && m.cfg.Writable != nil:
-		return m.cfg.Writable(m.pins(kid).User, int(uid), p.Root), nil
+		return m.cfg.Writable(p.Image, m.pins(kid).User, int(uid), p.Root)
 	case ok:
 		return img, nil
 	case p.Root > 0 || m.cfg.Stored == nil:
