@@ -21,7 +21,7 @@ build: ## Build every binary, static, into build/bin
 	@mkdir -p $(BIN)
 	go build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ $(addprefix ./cmd/,$(CMDS))
 
-setup: ## Install the Debian packages that Tagout runs on (runc, iptables)
+setup: ## Install the Debian packages that Tagout runs on (runc, iptables, mmdebstrap)
 	@deploy/setup.sh
 
 demo: setup build ## Run the main job: spawn, contain, stop, prove

@@ -10,11 +10,13 @@ want() { command -v "$1" >/dev/null 2>&1 || [ -x "/usr/sbin/$1" ] || need+=("$2"
 
 want runc runc
 want iptables iptables
+want mmdebstrap mmdebstrap # `tagout image build` alone needs it
 case "${1:-}" in
 "") ;;
 test)
 	want prometheus-alertmanager prometheus-alertmanager # alerts are tested against it
 	# The clients that kids are tested with; busybox has openssl speak TLS.
+	want gpg gnupg # signs the practice archive
 	for client in curl wget busybox openssl git python3 npm iodine; do
 		want "$client" "$client"
 	done

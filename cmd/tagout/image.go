@@ -21,8 +21,8 @@ import (
 )
 
 func (a *app) imageCommand() *cobra.Command {
-	cmd := group("image", "Fetch, import, list and remove the images that kids can run on")
-	cmd.AddCommand(a.imageImportCommand(), a.imagePullCommand(), a.imageListCommand(), a.imageRemoveCommand(), a.imageSweepCommand())
+	cmd := group("image", "Fetch, import, build, list and remove the images that kids can run on")
+	cmd.AddCommand(a.imageImportCommand(), a.imagePullCommand(), a.imageBuildCommand(), a.imageListCommand(), a.imageRemoveCommand(), a.imageSweepCommand())
 	return cmd
 }
 

@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/http"
 	"os"
 	"strings"
 	"time"
 
 	"tagout/internal/doctor"
+	"tagout/sandboxd/image/build"
 	"tagout/sandboxd/image/oci"
 	"tagout/sandboxd/image/store"
 )
@@ -27,7 +29,7 @@ func (a *app) imageAge(ctx context.Context) (c doctor.Check, ok bool) {
 	if _, err := os.Stat(inst.ImageDir()); err != nil {
 		return c, false
 	}
-	c = doctor.Check{Name: "images", Cost: "kids run on programs that may lack corrections", Fix: "import or pull them again, and spawn their kids again"}
+	c = doctor.Check{Name: "images", Cost: "kids run on programs that may lack corrections", Fix: "import, pull or build them again, and spawn their kids again"}
 	s, err := a.images()
 	var list []store.Image
 	if err == nil {
@@ -77,6 +79,13 @@ func (a *app) oldImages(ctx context.Context, list []store.Image) (old, unknown [
 			case latest != i.Digest:
 				old = append(old, "its registry has a newer build: "+i.Name)
 			}
+		case i.Build != nil:
+			switch newer, err := a.newerPackages(ctx, i.Build); {
+			case err != nil:
+				unknown = append(unknown, i.Name)
+			case newer:
+				old = append(old, "its mirrors have other packages by now: "+i.Name)
+			}
 		}
 	}
 	return old, unknown
@@ -89,4 +98,13 @@ func (a *app) latest(ctx context.Context, ref string) (string, error) {
 	}
 	defer transport.CloseIdleConnections()
 	return oci.Pulled{Ref: ref, Transport: transport}.Latest(ctx)
+}
+
+func (a *app) newerPackages(ctx context.Context, b *store.Build) (bool, error) {
+	transport, err := a.registryTransport()
+	if err != nil {
+		return false, err
+	}
+	defer transport.CloseIdleConnections()
+	return build.Newer(ctx, b, &http.Client{Transport: transport})
 }

@@ -59,7 +59,7 @@ type probe struct {
 
 // anybody lists the checks that say the same to every user. Of the others, everybody but root would only be told
 // that the kernel lacks what it has.
-var anybody = []string{"root", "kernel", "seccomp", "cgroup-v2", "cgroup-limits", "runc", "runc-2025", "sys-resource", "clock", "disk"}
+var anybody = []string{"root", "kernel", "seccomp", "cgroup-v2", "cgroup-limits", "runc", "runc-2025", "mmdebstrap", "sys-resource", "clock", "disk"}
 
 // Run probes one thing after the other. It takes about a second; ctx bounds it. Where this process is not root,
 // what only root can try is left out.

@@ -25,8 +25,7 @@ func (v Value) Size(low, high int64) (int64, bool) {
 	if !ok {
 		return 0, false
 	}
-	m := sizeRE.FindStringSubmatch(s)
-	if m == nil {
+	if !sizeRE.MatchString(s) {
 		fix := "write a whole number with KiB, MiB or GiB behind it, such as `64MiB`"
 		if guess := strings.TrimRight(s, "bBiI "); sizeRE.MatchString(guess + "iB") {
 			fix = "write `" + guess + "iB` instead"
@@ -34,13 +33,22 @@ func (v Value) Size(low, high int64) (int64, bool) {
 		v.Refuse(fix, "%s is not a size", Quote(s))
 		return 0, false
 	}
-	n, _ := strconv.ParseInt(strings.TrimSuffix(s, m[1]), 10, 64) // at most nine digits
-	n *= map[string]int64{"KiB": kib, "MiB": mib, "GiB": gib}[m[1]]
+	n, _ := ParseSize(s)
 	if n < low || n > high {
 		v.Refuse(fmt.Sprintf("write a size from %s to %s", FormatSize(low), FormatSize(high)), "%s is out of range", s)
 		return 0, false
 	}
 	return n, true
+}
+
+// ParseSize returns the bytes that a whole number with a binary unit behind it says, such as "64MiB".
+func ParseSize(s string) (n int64, ok bool) {
+	m := sizeRE.FindStringSubmatch(s)
+	if m == nil {
+		return 0, false
+	}
+	n, _ = strconv.ParseInt(strings.TrimSuffix(s, m[1]), 10, 64) // at most nine digits
+	return n * map[string]int64{"KiB": kib, "MiB": mib, "GiB": gib}[m[1]], true
 }
 
 // FormatSize writes a size, a multiple of 1 KiB, as Size reads it.
