@@ -28,6 +28,7 @@ const (
 	RoleGrant   = "grant"
 	RoleStop    = "stop"
 	RoleRelease = "release"
+	RoleHost    = "host-network" // approve a kid on the machine's own network
 )
 
 // Person is one entry of the list.
@@ -168,15 +169,15 @@ func anotherBox(l List, _ Person, s Signed, _ time.Time) *Refusal {
 }
 
 func fromTheFuture(_ List, _ Person, s Signed, now time.Time) *Refusal {
-	if s.Issued.After(now.Add(Skew)) {
+	if s.Issued.After(now.Add(limitsOf(s.Action).skew)) {
 		return refuse(reason.OrderExpired, "the order was issued %v in the future: compare the clocks of both machines", s.Issued.Sub(now).Round(time.Second))
 	}
 	return nil
 }
 
 func livesTooLong(_ List, _ Person, s Signed, _ time.Time) *Refusal {
-	if !s.Expires.After(s.Issued) || s.Expires.Sub(s.Issued) > MaxLife {
-		return refuse(reason.OrderExpired, "an order is good for at most %v: sign one that ends earlier", MaxLife)
+	if most := limitsOf(s.Action).life; !s.Expires.After(s.Issued) || s.Expires.Sub(s.Issued) > most {
+		return refuse(reason.OrderExpired, "an order of this kind is good for at most %v: sign one that ends earlier", most)
 	}
 	return nil
 }

@@ -23,16 +23,17 @@ import (
 const (
 	ActionStop    = "stop"
 	ActionRelease = "release"
-	ActionGrant   = "grant"   // open a door for a kid
-	ActionUngrant = "ungrant" // take a grant back
-	ActionPolicy  = "policy"  // give a kid another card's egress rules
-	ActionSpawn   = "spawn"   // make a kid of a card
+	ActionGrant   = "grant"        // open a door for a kid
+	ActionUngrant = "ungrant"      // take a grant back
+	ActionPolicy  = "policy"       // give a kid another card's egress rules
+	ActionSpawn   = "spawn"        // make a kid of a card
+	ActionHost    = "host-network" // let the kid that is made of a card live on the machine's own network
 )
 
 // roleOf is the role that an action needs.
 var roleOf = map[string]string{
 	ActionStop: RoleStop, ActionRelease: RoleRelease, ActionGrant: RoleGrant, ActionUngrant: RoleGrant, ActionPolicy: RoleGrant,
-	ActionSpawn: RoleSpawn,
+	ActionSpawn: RoleSpawn, ActionHost: RoleHost,
 }
 
 // ViaFleet says that an order came through a fleet's channel and not from an operator at the box.
@@ -45,12 +46,27 @@ const (
 	MaxLife = time.Hour
 	// Skew is how far ahead the signer's clock may be.
 	Skew = time.Minute
+	// HostLife is the longest life of an approval of the machine's network, and HostSkew how far ahead its signer's clock
+	// may be.
+	HostLife = 2 * time.Minute
+	HostSkew = 5 * time.Second
 	// MaxNote bounds a signed order's bytes.
 	MaxNote = 16 << 10
 
 	header  = "tagout-order/v1"
 	maxText = 1024 // bytes of a name or reason
 )
+
+// limits bound an order in time.
+type limits struct{ life, skew time.Duration }
+
+// limitsOf returns the limits of the orders that ask for an action.
+func limitsOf(action string) limits {
+	if action == ActionHost {
+		return limits{HostLife, HostSkew}
+	}
+	return limits{MaxLife, Skew}
+}
 
 // Order is what a person signs. Its times are wall clock, because they were read on another machine; they are
 // whole seconds in UTC.
@@ -63,9 +79,9 @@ type Order struct {
 	Kid     string       `json:"kid,omitempty"`    // whose egress is changed, or the name of the kid to make; empty: any
 	Door    Door         `json:"door,omitzero"`    // of a grant
 	Grant   string       `json:"grant,omitempty"`  // the id of the grant that is taken back
-	Card    string       `json:"card,omitempty"`   // of a policy or a spawn: the SHA-256 of the card's text, hex
+	Card    string       `json:"card,omitempty"`   // of a policy, a spawn or an approval: the SHA-256 of the card's text, hex
 	By      string       `json:"by"`               // the signer's name on the box's authority list
-	Reason  string       `json:"reason"`           // of a spawn: its purpose
+	Reason  string       `json:"reason"`           // of a spawn or an approval: the kid's purpose
 	ID      string       `json:"id"`               // ULID; an order is carried out once
 	Via     string       `json:"via,omitempty"`
 	Issued  time.Time    `json:"issued"`
@@ -139,7 +155,7 @@ func (o Order) check() error {
 	switch o.Action {
 	case ActionGrant, ActionUngrant, ActionPolicy:
 		return o.checkChange()
-	case ActionSpawn:
+	case ActionSpawn, ActionHost:
 		return o.checkSpawn()
 	}
 	if o.Kid != "" || o.Door != (Door{}) || o.Grant != "" || o.Card != "" {
@@ -157,8 +173,8 @@ func (o Order) check() error {
 		}
 		return nil
 	}
-	return refuse(reason.OrderInvalid, "an order cannot ask for %q: only for %s, %s, %s, %s, %s or %s", clip(o.Action),
-		ActionStop, ActionRelease, ActionGrant, ActionUngrant, ActionPolicy, ActionSpawn)
+	return refuse(reason.OrderInvalid, "an order cannot ask for %q: only for %s, %s, %s, %s, %s, %s or %s", clip(o.Action),
+		ActionStop, ActionRelease, ActionGrant, ActionUngrant, ActionPolicy, ActionSpawn, ActionHost)
 }
 
 // checkChange is about the orders that change what a kid may reach: each says exactly what its action needs.
@@ -190,7 +206,10 @@ func (o Order) checkCard() error {
 
 func (o Order) checkSpawn() error {
 	if o.Scope != (wire.Scope{}) || len(o.Layers) > 0 || o.Stop != "" || o.Via != "" || o.Door != (Door{}) || o.Grant != "" {
-		return refuse(reason.OrderInvalid, "a spawn names a card and perhaps a kid, and nothing that another order does")
+		return refuse(reason.OrderInvalid, "a %s names a card and a kid, and nothing that another order does", o.Action)
+	}
+	if o.Kid == "" && o.Action == ActionHost {
+		return refuse(reason.OrderInvalid, "an approval of the machine's network names one kid: give it a name")
 	}
 	if o.Kid != "" && !plain(o.Kid) {
 		return refuse(reason.OrderInvalid, "the kid's name holds control characters or is too long")
@@ -215,14 +234,14 @@ func Purpose(text string) string {
 }
 
 // Peek says what a signed order asks for, if it is one. Nothing is verified: it tells a courier where to bring it.
-func Peek(raw []byte) (action string) {
-	var o struct {
-		Action string `json:"action"`
-	}
+func Peek(raw []byte) (action string) { return PeekOrder(raw).Action }
+
+// PeekOrder returns what a signed order says of itself, as far as it can be read; Peek's caution holds.
+func PeekOrder(raw []byte) (o Order) {
 	_, rest, _ := bytes.Cut(raw, []byte("\n"))
 	line, _, _ := bytes.Cut(rest, []byte("\n"))
 	json.Unmarshal(line, &o) // not an order: whoever gets it says so
-	return o.Action
+	return o
 }
 
 func (o Order) checkStop() error {

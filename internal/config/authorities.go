@@ -13,7 +13,7 @@ import (
 // Authority is a named person who may give orders.
 type Authority struct {
 	Name       string
-	Roles      []string  // of spawn, grant, stop, release; never empty
+	Roles      []string  // of spawn, grant, stop, release, host-network; never empty
 	Key        string    // public key as `tagout key new` prints it; empty: this person signs nothing
 	ValidUntil time.Time // wall clock, UTC, whole seconds; zero: no end
 }
@@ -65,7 +65,7 @@ var (
 		{Name: "key", Example: "Ada_Operator+…"},
 		{Name: "validUntil", Example: "2030-12-31"},
 	}
-	roles = []string{RoleSpawn, RoleGrant, RoleStop, RoleRelease}
+	roles = []string{RoleSpawn, RoleGrant, RoleStop, RoleRelease, RoleHost}
 )
 
 func readAuthorities(v yamlx.Value) []Authority {

@@ -28,6 +28,7 @@ const (
 	RoleGrant   = authority.RoleGrant
 	RoleStop    = authority.RoleStop
 	RoleRelease = authority.RoleRelease
+	RoleHost    = authority.RoleHost
 )
 
 // Errors is everything that is wrong with a configuration; Parse returns no other error.
