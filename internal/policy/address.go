@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"errors"
 	"net/netip"
 	"slices"
 )
@@ -208,6 +209,25 @@ func CheckGrant(prefix netip.Prefix) error {
 		}
 	}
 	return ErrNotPrivate
+}
+
+// MinReach is the shortest prefix that a card's reach may have.
+const MinReach = 16
+
+// CheckReach says whether the reach of a card on the machine's network may name prefix: IPv4, masked, and without a
+// single address that nothing may grant. Public, private and loopback addresses may be named. The error says what is
+// wrong with it.
+func CheckReach(prefix netip.Prefix) error {
+	if err := CheckGrant(prefix); err != nil && !errors.Is(err, ErrNotPrivate) {
+		return err
+	}
+	switch {
+	case !prefix.Addr().Is4():
+		return grantError("it is IPv6, which kids do not have")
+	case prefix.Bits() < MinReach:
+		return grantError("it is a range of more than 65,536 addresses")
+	}
+	return nil
 }
 
 // ErrNotPrivate is CheckGrant's answer to a range that is refused for no other reason than that it is public.
