@@ -14,8 +14,17 @@ import (
 	"tagout/internal/wire"
 )
 
-// NetworkNone is a session whose kid has no interface at all. Every other one has the link to its gateway.
-const NetworkNone = "none"
+// The networks of a session whose kid has not the usual one, a link to its gateway.
+const (
+	NetworkNone = "none" // no interface at all
+	NetworkHost = "host" // the machine's own network namespace; a person has approved it
+)
+
+// Reach is what a kid on the machine's network may connect to.
+type Reach struct {
+	To   netip.Prefix `json:"to"` // IPv4
+	Port uint16       `json:"port"`
+}
 
 // Version is the document version that this build writes and the only one that it reads.
 const Version = 1
@@ -26,29 +35,31 @@ const SecretBit = 1 << 24
 
 // Session is one kid's life from spawn to destroy.
 type Session struct {
-	Version    int           `json:"version"`
-	ID         string        `json:"id"`  // ULID
-	Kid        string        `json:"kid"` // unique among living kids of the instance
-	Purpose    string        `json:"purpose"`
-	Card       string        `json:"card"`              // the card's name
-	CardHash   string        `json:"card_hash"`         // sha256 of the card's bytes, hex
-	Index      int           `json:"index"`             // 1 to instance.MaxKids: address, link and uid range follow from it
-	Mark       uint32        `json:"mark"`              // SO_MARK of the session's upstream sockets
-	Addr       netip.Addr    `json:"addr"`              // the kid's own address
-	HostAddr   netip.Addr    `json:"host_addr"`         // the other end of its /31
-	Network    string        `json:"network,omitempty"` // NetworkNone, or empty
-	Link       string        `json:"link"`              // host-side interface; empty where there is no network
-	NetNS      string        `json:"netns"`             // path of the pinned network namespace
-	Cgroup     string        `json:"cgroup"`            // absolute directory of the kid's cgroup in the v2 hierarchy
-	CgroupID   uint64        `json:"cgroup_id"`         // its inode number, which is its id in BPF
-	Freezer    string        `json:"freezer,omitempty"` // its directory in a v1 freezer hierarchy, on hybrid machines
-	Generation uint64        `json:"generation"`        // grows with every policy change
-	Egress     policy.Spec   `json:"egress"`
-	Names      []string      `json:"names,omitempty"`   // exact host names in the order of their virtual addresses; only ever appended to
-	Secrets    []Secret      `json:"secrets,omitempty"` // what the card's identity section asks for
-	Stop       Stop          `json:"stop"`
-	Created    time.Time     `json:"created"`
-	Boot       time.Duration `json:"boot_ns"` // CLOCK_BOOTTIME when it was created: what counts towards deadlines
+	Version    int            `json:"version"`
+	ID         string         `json:"id"`  // ULID
+	Kid        string         `json:"kid"` // unique among living kids of the instance
+	Purpose    string         `json:"purpose"`
+	Card       string         `json:"card"`               // the card's name
+	CardHash   string         `json:"card_hash"`          // sha256 of the card's bytes, hex
+	Index      int            `json:"index"`              // 1 to instance.MaxKids: address, link and uid range follow from it
+	Mark       uint32         `json:"mark"`               // SO_MARK of the session's upstream sockets
+	Addr       netip.Addr     `json:"addr"`               // the kid's own address
+	HostAddr   netip.Addr     `json:"host_addr"`          // the other end of its /31
+	Network    string         `json:"network,omitempty"`  // NetworkNone, NetworkHost, or empty
+	Reach      []Reach        `json:"reach,omitempty"`    // with NetworkHost: all that it may connect to, by TCP
+	Approval   *wire.Approval `json:"approval,omitempty"` // with NetworkHost: who approved it
+	Link       string         `json:"link"`               // host-side interface; empty where it has none of its own
+	NetNS      string         `json:"netns"`              // path of the pinned network namespace; empty with NetworkHost
+	Cgroup     string         `json:"cgroup"`             // absolute directory of the kid's cgroup in the v2 hierarchy
+	CgroupID   uint64         `json:"cgroup_id"`          // its inode number, which is its id in BPF
+	Freezer    string         `json:"freezer,omitempty"`  // its directory in a v1 freezer hierarchy, on hybrid machines
+	Generation uint64         `json:"generation"`         // grows with every policy change
+	Egress     policy.Spec    `json:"egress"`
+	Names      []string       `json:"names,omitempty"`   // exact host names in the order of their virtual addresses; only ever appended to
+	Secrets    []Secret       `json:"secrets,omitempty"` // what the card's identity section asks for
+	Stop       Stop           `json:"stop"`
+	Created    time.Time      `json:"created"`
+	Boot       time.Duration  `json:"boot_ns"` // CLOCK_BOOTTIME when it was created: what counts towards deadlines
 }
 
 // Secret is one entry of a card's identity scope. The kid sees a token in Env; its value stays in credd.
@@ -81,6 +92,8 @@ func (s *Session) Check() error {
 		return fmt.Errorf("session %s: no mark", s.ID)
 	case !s.Addr.Is4() || !s.HostAddr.Is4():
 		return fmt.Errorf("session %s: no IPv4 addresses", s.ID)
+	case s.Network == NetworkHost && (s.Approval == nil || s.Approval.By == ""):
+		return fmt.Errorf("session %s: it is on the machine's network, and nobody has approved that", s.ID)
 	case s.Cgroup == "" || s.CgroupID == 0:
 		return fmt.Errorf("session %s: no cgroup", s.ID)
 	}
