@@ -32,10 +32,11 @@ type NamespaceConfig struct {
 	UIDFirst uint32 // host uid and gid that are 0 inside
 	UIDCount uint32
 	Holder   string // path of kid-init
+	UserOnly bool   // no network namespace: the kid lives in the machine's own
 }
 
 // CreateNamespaces makes a user namespace with the range mapped and a network namespace that it owns, and pins
-// both. On an error nothing stays. IPv6 is off and nothing is up in it but what Connect adds.
+// both; UserOnly leaves the second out. On an error nothing stays. IPv6 is off and nothing is up in it but what Connect adds.
 func CreateNamespaces(ctx context.Context, cfg NamespaceConfig) (err error) {
 	if err := os.MkdirAll(filepath.Dir(cfg.Pins.Net), 0o711); err != nil { // names are not secret
 		return fmt.Errorf("making the directory of pinned namespaces: %w", err)
@@ -55,7 +56,7 @@ func CreateNamespaces(ctx context.Context, cfg NamespaceConfig) (err error) {
 		return err
 	}
 	defer release()
-	if err := pin(pid, "user", cfg.Pins.User); err != nil {
+	if err := pin(pid, "user", cfg.Pins.User); err != nil || cfg.UserOnly {
 		return err
 	}
 	if err := pin(pid, "net", cfg.Pins.Net); err != nil {

@@ -44,14 +44,17 @@ type Spec struct {
 	Init     string   // path of kid-init on the host
 	InitArgs []string // may be empty
 	UserNS   string   // pinned namespaces
-	NetNS    string
-	UIDFirst uint32 // what the user namespace maps, for the files that the runtime makes
-	UIDCount uint32
-	Cgroup   string // relative to the root of each hierarchy, with a leading slash
-	Limits   Limits
-	Tmp      int64 // bytes of /tmp
-	NoExec   bool  // no file of a writable place can be executed, nor one that lies in memory alone
-	Refusals Refusals
+	NetNS    string   // empty with HostNetwork
+	// HostNetwork leaves the container in the machine's own network namespace. It gets no local sockets then but pairs, of
+	// netlink only interfaces and routes, TCP alone, and cannot listen.
+	HostNetwork bool
+	UIDFirst    uint32 // what the user namespace maps, for the files that the runtime makes
+	UIDCount    uint32
+	Cgroup      string // relative to the root of each hierarchy, with a leading slash
+	Limits      Limits
+	Tmp         int64 // bytes of /tmp
+	NoExec      bool  // no file of a writable place can be executed, nor one that lies in memory alone
+	Refusals    Refusals
 
 	// Unconfined leaves the seccomp filter out. Only tests set it, to see that their checks notice.
 	Unconfined bool

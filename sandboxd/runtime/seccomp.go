@@ -33,10 +33,14 @@ var forbidden = []string{
 	"mmap", "memfd_create", "shmget", "setrlimit", "prlimit64",
 }
 
+// serving are the calls with which a kid on the machine's network would take one of the machine's ports: listen(2) does so
+// on a socket without a name, where no hook of the kernel sees it.
+var serving = []string{"listen", "accept", "accept4"}
+
 // seccompProfile returns moby's default profile for a process without capabilities, with everything in
-// forbidden taken out and socket(2) limited by socketRules. Only the machine's own ABI is admitted: a 32-bit
+// forbidden taken out and socket(2) limited by socketRules, or by hostRules on the machine's network. Only the machine's own ABI is admitted: a 32-bit
 // system call kills the caller, because the 32-bit tables have other ways to the same calls.
-func seccompProfile(told Refusals, noExec bool) (*specs.LinuxSeccomp, error) {
+func seccompProfile(told Refusals, noExec, onHost bool) (*specs.LinuxSeccomp, error) {
 	bare := &specs.Spec{Process: &specs.Process{Capabilities: &specs.LinuxCapabilities{}}}
 	profile, err := seccomp.GetDefaultProfile(bare)
 	if err != nil {
@@ -45,17 +49,21 @@ func seccompProfile(told Refusals, noExec bool) (*specs.LinuxSeccomp, error) {
 	if len(profile.Architectures) > 1 {
 		profile.Architectures = profile.Architectures[:1]
 	}
+	out, sockets, refusals := forbidden, socketRules(), refusedRules()
+	if onHost {
+		out, sockets, refusals = slices.Concat(forbidden, serving), hostRules(), append(refusals, hostRefusals()...)
+	}
 	kept := profile.Syscalls[:0]
 	for _, rule := range profile.Syscalls {
-		rule.Names = slices.DeleteFunc(slices.Clone(rule.Names), func(name string) bool { return slices.Contains(forbidden, name) })
+		rule.Names = slices.DeleteFunc(slices.Clone(rule.Names), func(name string) bool { return slices.Contains(out, name) })
 		if len(rule.Names) > 0 {
 			kept = append(kept, rule)
 		}
 	}
-	profile.Syscalls = slices.Concat(kept, socketRules(), flagRules(noExec))
+	profile.Syscalls = slices.Concat(kept, sockets, flagRules(noExec))
 	if told.Listener != "" {
 		profile.ListenerPath, profile.ListenerMetadata = told.Listener, told.Metadata
-		profile.Syscalls = append(profile.Syscalls, refusedRules()...)
+		profile.Syscalls = append(profile.Syscalls, refusals...)
 	}
 	// clone3 takes its flags behind a pointer; ENOSYS makes the C library fall back to clone, whose flags the
 	// profile checks.

@@ -1,6 +1,8 @@
 package runtime
 
 import (
+	"slices"
+
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 )
@@ -16,6 +18,45 @@ var internet = []uint64{unix.AF_INET, unix.AF_INET6}
 var transports = map[uint64]uint64{unix.SOCK_STREAM: unix.IPPROTO_TCP, unix.SOCK_DGRAM: unix.IPPROTO_UDP}
 
 const kindMask = 0xf // SOCK_TYPE_MASK: what is above are flags
+
+// pairs are the types of local sockets that a kid on the machine's network may pair. A pair of theirs stays one: a
+// datagram socket could be connected again, to an abstract address of the machine's.
+var pairs = []uint64{unix.SOCK_STREAM, unix.SOCK_SEQPACKET}
+
+// hostRules are socketRules for a kid on the machine's network. Abstract addresses of local sockets and everything that
+// netlink tells and does belong to the network namespace (unix(7), network_namespaces(7)), which is the machine's: so
+// there are no local sockets but pairs, of netlink only what lists interfaces and routes, and of the internet only TCP.
+func hostRules() []specs.LinuxSyscall {
+	rules := []specs.LinuxSyscall{callRule("socket", specs.ActAllow, equal(0, unix.AF_NETLINK), equal(2, unix.NETLINK_ROUTE))}
+	for _, kind := range pairs {
+		rules = append(rules, callRule("socketpair", specs.ActAllow, equal(0, unix.AF_UNIX), ofKind(kind)))
+	}
+	for _, family := range internet {
+		for _, p := range []uint64{0, unix.IPPROTO_TCP} {
+			rules = append(rules, callRule("socket", specs.ActAllow, equal(0, family), ofKind(unix.SOCK_STREAM), equal(2, p)))
+		}
+	}
+	return rules
+}
+
+// hostRefusals are the counterpart of hostRules: they ask about what those leave out of what socketRules lets through.
+func hostRefusals() []specs.LinuxSyscall {
+	rules := []specs.LinuxSyscall{
+		callRule("socket", specs.ActNotify, equal(0, unix.AF_UNIX)),
+		callRule("socket", specs.ActNotify, equal(0, unix.AF_NETLINK), above(2, unix.NETLINK_ROUTE)),
+	}
+	for kind := uint64(0); kind <= kindMask; kind++ {
+		if !slices.Contains(pairs, kind) {
+			rules = append(rules, callRule("socketpair", specs.ActNotify, equal(0, unix.AF_UNIX), ofKind(kind)))
+		}
+	}
+	for _, family := range internet {
+		for _, p := range []uint64{0, unix.IPPROTO_UDP} {
+			rules = append(rules, callRule("socket", specs.ActNotify, equal(0, family), ofKind(unix.SOCK_DGRAM), equal(2, p)))
+		}
+	}
+	return rules
+}
 
 // socketRules lets through socket(2) of whole and internet, and socketpair(2) of the one family that has pairs:
 // it makes both sockets, of any family, before it finds out whether the family can pair them.

@@ -54,14 +54,31 @@ func allowed(call string, family, kind, proto uint64) bool {
 	return false
 }
 
-// TestSocketRulesLeaveNothingOut: every call is either let through or asked about. Without a listener, nobody is
-// asked, and the same calls are let through.
+// allowedOnHost is the rule on the machine's network: pairs that stay pairs, netlink's interfaces and routes, TCP.
+func allowedOnHost(call string, family, kind, proto uint64) bool {
+	switch {
+	case call == "socketpair":
+		return family == unix.AF_UNIX && (kind == unix.SOCK_STREAM || kind == unix.SOCK_SEQPACKET)
+	case family == unix.AF_NETLINK:
+		return proto == unix.NETLINK_ROUTE
+	}
+	return family != unix.AF_UNIX && kind != unix.SOCK_DGRAM && allowed(call, family, kind, proto)
+}
+
 func TestSocketRulesLeaveNothingOut(t *testing.T) {
-	alone, err := seccompProfile(Refusals{}, false)
+	t.Run("a network of its own", func(t *testing.T) { leavesNothingOut(t, false, allowed) })
+	t.Run("the machine's network", func(t *testing.T) { leavesNothingOut(t, true, allowedOnHost) })
+}
+
+// leavesNothingOut: every call is either let through or asked about. Without a listener, nobody is
+// asked, and the same calls are let through.
+func leavesNothingOut(t *testing.T, onHost bool, allowed func(call string, family, kind, proto uint64) bool) {
+	t.Helper()
+	alone, err := seccompProfile(Refusals{}, false, onHost)
 	if err != nil {
 		t.Fatal(err)
 	}
-	told, err := seccompProfile(Refusals{Listener: "/run/s", Metadata: "7"}, false)
+	told, err := seccompProfile(Refusals{Listener: "/run/s", Metadata: "7"}, false, onHost)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -66,7 +66,7 @@ func build(s Spec) (*specs.Spec, error) {
 	if s.Unconfined {
 		return out, nil
 	}
-	profile, err := seccompProfile(s.Refusals, s.NoExec)
+	profile, err := seccompProfile(s.Refusals, s.NoExec, s.HostNetwork)
 	if err != nil {
 		return nil, err
 	}
@@ -75,12 +75,15 @@ func build(s Spec) (*specs.Spec, error) {
 }
 
 func namespaces(s Spec) []specs.LinuxNamespace {
-	return []specs.LinuxNamespace{
+	out := []specs.LinuxNamespace{
 		{Type: specs.UserNamespace, Path: s.UserNS},
-		{Type: specs.NetworkNamespace, Path: s.NetNS},
 		{Type: specs.PIDNamespace}, {Type: specs.MountNamespace}, {Type: specs.IPCNamespace},
 		{Type: specs.UTSNamespace}, {Type: specs.CgroupNamespace},
 	}
+	if !s.HostNetwork {
+		out = append(out, specs.LinuxNamespace{Type: specs.NetworkNamespace, Path: s.NetNS})
+	}
+	return out
 }
 
 // initCaps are what kid-init holds, over the kid's own user namespace and nothing else: its children change uid and gid
@@ -184,12 +187,13 @@ func swapAccounted() bool {
 
 // check refuses what would otherwise fail later with a puzzling message.
 func (s Spec) check() error {
-	for name, value := range map[string]string{
-		"id": s.ID, "root": s.Root, "init": s.Init, "user namespace": s.UserNS, "network namespace": s.NetNS, "cgroup": s.Cgroup,
-	} {
+	for name, value := range map[string]string{"id": s.ID, "root": s.Root, "init": s.Init, "user namespace": s.UserNS, "cgroup": s.Cgroup} {
 		if value == "" {
 			return fmt.Errorf("container without %s", name)
 		}
+	}
+	if (s.NetNS == "") != s.HostNetwork {
+		return errors.New("container without a network namespace of its own that is not meant to be on the machine's network, or with one that is")
 	}
 	if s.UIDCount == 0 || s.UIDFirst == 0 {
 		return errors.New("container without a uid range of its own")
