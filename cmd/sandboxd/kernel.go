@@ -34,7 +34,7 @@ func (k *kernel) BeforeForgetting(fn func(mark uint32)) { k.forget.Store(&fn) }
 // Admit writes the session before anything that points to it. The link is known last, when its programs are
 // there; until then they drop everything.
 func (k *kernel) Admit(e kids.Entry) error {
-	if err := k.maps.PutSession(e.Mark, bpf.SessionEntry{State: bpf.StateActive, Addr: e.Addr, OpensPerSecond: k.opens}); err != nil {
+	if err := k.maps.PutSession(e.Mark, bpf.SessionEntry{State: bpf.StateActive, Addr: e.Addr, OpensPerSecond: k.opens, HostNetwork: e.OnHost}); err != nil {
 		return err
 	}
 	if err := k.maps.GrantLease(e.Mark, bootclock.Now()+k.lease); err != nil {
@@ -42,6 +42,11 @@ func (k *kernel) Admit(e kids.Entry) error {
 	}
 	for _, port := range e.Ports {
 		if err := k.maps.AllowPort(e.Mark, unix.IPPROTO_TCP, port); err != nil {
+			return err
+		}
+	}
+	for _, r := range e.Reach {
+		if err := k.maps.AllowReach(e.Mark, r.To, r.Port); err != nil {
 			return err
 		}
 	}
@@ -55,7 +60,7 @@ func (k *kernel) Admit(e kids.Entry) error {
 
 // Withdraw forgets the kid before its session, so that nothing is ever judged by half of it.
 func (k *kernel) Withdraw(e kids.Entry) error {
-	if err := errors.Join(k.maps.DeleteKid(e.CgroupID, e.IfIndex), k.maps.ForgetPorts(e.Mark)); err != nil {
+	if err := errors.Join(k.maps.DeleteKid(e.CgroupID, e.IfIndex), k.maps.ForgetPorts(e.Mark), k.maps.ForgetReach(e.Mark)); err != nil {
 		return err
 	}
 	if fn := k.forget.Load(); fn != nil {

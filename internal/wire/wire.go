@@ -336,8 +336,9 @@ type Kid struct {
 	Ends     time.Time                `json:"ends,omitzero"`       // of its lifetime; for people, the boot clock decides
 	Idle     time.Duration            `json:"idle_ns,omitempty"`   // it goes when nothing has run in it for so long
 	Mark     uint32                   `json:"mark"`
-	Network  string                   `json:"network,omitempty"` // "none": no interface at all
-	Addr     netip.Addr               `json:"addr"`              // empty without a network
+	Network  string                   `json:"network,omitempty"`  // "none": no interface at all; "host": the machine's own
+	Approval *Approval                `json:"approval,omitempty"` // of a kid on the machine's network: who let it be there
+	Addr     netip.Addr               `json:"addr"`               // empty without a network of its own
 	Cgroup   string                   `json:"cgroup"`
 	Created  time.Time                `json:"created"`
 	Timings  map[string]time.Duration `json:"timings_ns,omitempty"` // how long the stages of its spawn took, by StageTotal and the like

@@ -105,14 +105,17 @@ func (m *Manager) freeIndex() (int, error) {
 func (m *Manager) newSession(name string, index int, seq uint32, r Request) session.Session {
 	inst := m.cfg.Inst
 	host, addr := inst.KidAddrs(index)
-	link := inst.KidLink(index)
-	if r.Plan.Network == session.NetworkNone {
+	link, netNS := inst.KidLink(index), m.pins(name).Net
+	if r.Plan.Network != "" {
 		link = ""
+	}
+	if r.Plan.Network == session.NetworkHost {
+		netNS = ""
 	}
 	return session.Session{
 		Version: session.Version, ID: ulid.Make().String(), Kid: name, Purpose: r.Purpose,
 		Card: r.Plan.Card, CardHash: r.Plan.CardHash, Index: index, Mark: inst.SessionMark(seq),
-		Addr: addr, HostAddr: host, Network: r.Plan.Network, Link: link, NetNS: m.pins(name).Net,
+		Addr: addr, HostAddr: host, Network: r.Plan.Network, Reach: r.Plan.Reach, Approval: r.approved.view(), Link: link, NetNS: netNS,
 		Cgroup: m.cfg.Cgroups.V2(m.cgroupRel(name)), Freezer: m.cfg.Cgroups.Freezer(m.cgroupRel(name)),
 		Generation: 1, Egress: m.withCanaries(r.Plan.Egress, r.Plan.Stop), Names: r.Plan.Hosts, Secrets: r.Plan.Secrets, Stop: r.Plan.Stop, Created: time.Now().UTC(), Boot: bootclock.Now(),
 	}

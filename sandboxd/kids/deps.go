@@ -71,6 +71,8 @@ type Entry struct {
 	CgroupID uint64
 	IfIndex  int
 	Ports    []uint16
+	OnHost   bool            // it lives on the machine's network
+	Reach    []session.Reach // of one that does
 }
 
 // Runtime runs containers; *runtime.Runc is one.

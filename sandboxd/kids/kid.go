@@ -88,12 +88,15 @@ func (k *kid) markGone() {
 }
 
 // networked says whether the kid has a link.
-func (k *kid) networked() bool { return k.rec.Session.Network != session.NetworkNone }
+func (k *kid) networked() bool { return k.rec.Session.Network == "" }
+
+// onHost says whether it lives on the machine's network.
+func (k *kid) onHost() bool { return k.rec.Session.Network == session.NetworkHost }
 
 // entry is what the kernel knows, or should forget, of the kid.
 func (k *kid) entry() Entry {
 	s := &k.rec.Session
-	return Entry{Mark: s.Mark, Addr: s.Addr, CgroupID: s.CgroupID, IfIndex: k.rec.IfIndex, Ports: k.rec.Plan.Ports}
+	return Entry{Mark: s.Mark, Addr: s.Addr, CgroupID: s.CgroupID, IfIndex: k.rec.IfIndex, Ports: k.rec.Plan.Ports, OnHost: k.onHost(), Reach: s.Reach}
 }
 
 // Where a kid's things are.
@@ -172,6 +175,6 @@ func (k *kid) view() wire.Kid {
 	return wire.Kid{
 		Owner: k.rec.Plan.Owner, Held: k.rec.Held, Ends: ends, Idle: k.rec.Plan.Idle,
 		Name: k.name, Session: s.ID, State: k.state.Now(), Cause: k.state.Cause(), Purpose: s.Purpose, Card: s.Card, Mark: s.Mark,
-		Network: s.Network, Addr: addr, Cgroup: s.Cgroup, Created: s.Created, Timings: k.rec.Stages, Steps: k.rec.Steps, Proof: wire.IsProofKid(k.name),
+		Network: s.Network, Approval: s.Approval, Addr: addr, Cgroup: s.Cgroup, Created: s.Created, Timings: k.rec.Stages, Steps: k.rec.Steps, Proof: wire.IsProofKid(k.name),
 	}
 }

@@ -19,8 +19,9 @@ type Plan struct {
 	CardHash  string
 	CardText  string `json:"-"` // the card itself, kept beside the record
 	Image     string
-	Network   string `json:",omitempty"` // session.NetworkNone, or empty
-	Root      int64  `json:",omitempty"` // bytes that its root may write outside of the workspace and /tmp; 0: it has no root
+	Network   string          `json:",omitempty"` // session.NetworkNone, session.NetworkHost, or empty
+	Reach     []session.Reach `json:",omitempty"` // with session.NetworkHost: all that it may connect to
+	Root      int64           `json:",omitempty"` // bytes that its root may write outside of the workspace and /tmp; 0: it has no root
 	Egress    policy.Spec
 	Ports     []uint16 // TCP ports of all allow rules
 	Hosts     []string // exact host names of all allow rules
@@ -50,6 +51,11 @@ type Request struct {
 	// Vouch is asked once, before anything is made and after a repeated request was recognised, who vouches for the
 	// request. Its error is the answer. nil: nobody is asked.
 	Vouch func() (Signature, error)
+	// Approve is asked once, after Vouch, who approved that the kid lives on the machine's network, where the plan says that
+	// it does. Its error is the answer. nil: nobody did.
+	Approve func() (Approval, error)
+
+	approved Approval // Approve's answer
 }
 
 var (
@@ -126,7 +132,7 @@ func (m *Manager) container(k *kid, mounts []runtime.Mount) runtime.Spec {
 	return runtime.Spec{
 		ID: k.name, Root: m.rootDir(k), Writable: k.rec.Plan.Root > 0, Init: m.cfg.Init, InitArgs: k.rec.Plan.InitArgs,
 		Mounts: append(mounts, runtime.Mount{Source: m.workspaceDir(k), Target: runtime.Home, Writable: true}),
-		UserNS: m.pins(k.name).User, NetNS: s.NetNS, UIDFirst: first, UIDCount: count,
+		UserNS: m.pins(k.name).User, NetNS: s.NetNS, HostNetwork: k.onHost(), UIDFirst: first, UIDCount: count,
 		Cgroup: m.cgroupRel(k.name), Limits: k.rec.Plan.Limits, Tmp: k.rec.Plan.Tmp, NoExec: k.rec.Plan.NoExec,
 		Refusals:   runtime.Refusals{Listener: m.cfg.SocketWatch, Metadata: sockwatch.Metadata(s.Mark)},
 		Unconfined: m.unconfined,

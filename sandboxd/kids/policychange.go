@@ -118,7 +118,7 @@ func (m *Manager) withCanaries(spec policy.Spec, born session.Stop) policy.Spec 
 // Invalid means that it cannot be enforced and that nothing was changed. Call it with life held.
 func (m *Manager) applyEgress(ctx context.Context, k *kid) (cut int, err error) {
 	if !k.networked() {
-		return 0, refuse(Invalid, reason.Malformed, "kid %s has no network, so nothing can be opened for it: spawn one with `network: outbound-only` in its card", k.name)
+		return 0, refuse(Invalid, reason.Malformed, "kid %s has no network of its own, so nothing can be opened for it: spawn one with `network: outbound-only` in its card", k.name)
 	}
 	spec := m.egress(k)
 	compiled, err := policy.Compile(spec)

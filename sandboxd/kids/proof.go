@@ -151,6 +151,7 @@ func (m *Manager) spawned(k *kid, r Request, sig Signature) {
 	if sig.Order != "" {
 		sig.into(fields, r.Actor)
 	}
+	r.approved.into(fields)
 	m.log(k, audit.Record{Event: audit.EventKidSpawned, Actor: r.Actor, Outcome: audit.OutcomeOK, Generation: k.rec.Session.Generation,
 		Process: &audit.Process{PID: k.pid}, Detail: r.Purpose, Fields: fields})
 }

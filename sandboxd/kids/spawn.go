@@ -73,6 +73,9 @@ func (m *Manager) Spawn(ctx context.Context, r Request) (wire.Kid, error) {
 		return m.refused(r, "", began, err)
 	}
 	sig, err := r.vouch()
+	if err == nil {
+		err = r.approve()
+	}
 	if err != nil {
 		return m.refused(r, "", began, err)
 	}

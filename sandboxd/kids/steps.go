@@ -88,7 +88,7 @@ func (m *Manager) writeDocument(_ context.Context, k *kid) error {
 
 func (m *Manager) makeNamespaces(ctx context.Context, k *kid) error {
 	first, count := m.cfg.Inst.KidUIDRange(k.rec.Session.Index)
-	return network.CreateNamespaces(ctx, network.NamespaceConfig{Pins: m.pins(k.name), UIDFirst: first, UIDCount: count, Holder: m.cfg.Init})
+	return network.CreateNamespaces(ctx, network.NamespaceConfig{Pins: m.pins(k.name), UIDFirst: first, UIDCount: count, Holder: m.cfg.Init, UserOnly: k.onHost()})
 }
 
 func (m *Manager) makeNetwork(_ context.Context, k *kid) (err error) {
