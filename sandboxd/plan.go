@@ -3,13 +3,16 @@ package sandboxd
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"tagout/internal/bootclock"
 	"tagout/internal/card"
 	"tagout/internal/policy"
+	"tagout/internal/session"
 	"tagout/internal/wire"
 	"tagout/sandboxd/files"
 	"tagout/sandboxd/kids"
@@ -33,13 +36,34 @@ func PlanFromCard(r wire.SpawnRequest) (kids.Plan, error) {
 		return kids.Plan{}, fmt.Errorf("%s: %w", file, err)
 	}
 	return kids.Plan{
-		Card: c.Name, CardHash: c.Hash, CardText: r.Card, Image: c.Image, Network: c.Network,
+		Card: c.Name, CardHash: c.Hash, CardText: r.Card, Image: c.Image, Network: c.Network, Reach: c.Reach,
 		Egress: egress, Ports: compiled.Ports(), Hosts: compiled.ExactHosts(),
 		Inputs: inputs, Workspace: c.Filesystem.Workspace, Tmp: c.Filesystem.Tmp, Root: c.Filesystem.Root, NoExec: c.Filesystem.NoExec,
 		Secrets: c.Identity.Scope, Env: c.Env, Stop: c.Stop,
 		Owner: c.Owner, Idle: c.Limits.Idle, Lifetime: c.Limits.Lifetime,
 		Limits: runtime.Limits{PIDs: c.Limits.PIDs, Memory: c.Limits.Memory, CPUs: c.Limits.CPUs, OpenFiles: c.Limits.OpenFiles, DiskRate: c.Limits.DiskRate},
 	}, nil
+}
+
+// planner is PlanFromCard that lets no kid reach the box's daemons: served is where they serve over TCP.
+func planner(served []netip.AddrPort) func(wire.SpawnRequest) (kids.Plan, error) {
+	return func(r wire.SpawnRequest) (kids.Plan, error) {
+		plan, err := PlanFromCard(r)
+		if err != nil {
+			return plan, err
+		}
+		for _, to := range plan.Reach {
+			if i := slices.IndexFunc(served, func(at netip.AddrPort) bool { return covers(to, at) }); i >= 0 {
+				return kids.Plan{}, fmt.Errorf("%s: %s port %d is in reach, and Tagout itself serves at %s, which no kid may call: take it out", cardName(r.CardFile), to.To, to.Port, served[i])
+			}
+		}
+		return plan, nil
+	}
+}
+
+// covers says whether a connection within reach can end at a server; one that listens everywhere is at every address.
+func covers(to session.Reach, at netip.AddrPort) bool {
+	return to.Port == at.Port() && (at.Addr().IsUnspecified() || to.To.Contains(at.Addr().Unmap()))
 }
 
 // cardName is what messages call the card.

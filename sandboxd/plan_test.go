@@ -1,6 +1,7 @@
 package sandboxd
 
 import (
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -82,6 +83,29 @@ func TestInputsNeedADirectory(t *testing.T) {
 	for _, dir := range []string{"", "relative"} {
 		if _, err := PlanFromCard(wire.SpawnRequest{Card: card, InputDir: dir}); err == nil {
 			t.Errorf("inputs with directory %q: no error", dir)
+		}
+	}
+}
+
+// TestNoReachCoversTheBoxItself: whatever the card says, no kid calls one of Tagout's own servers.
+func TestNoReachCoversTheBoxItself(t *testing.T) {
+	t.Parallel()
+	const head = "apiVersion: tagout/v1\nkind: Card\nname: near\ntask: Look.\nimage: host\nnetwork: host\nstop: {authority: Ada, maxTime: 1s}\n"
+	for name, c := range map[string]struct {
+		served string
+		reach  string
+		ok     bool
+	}{
+		"elsewhere":        {"127.0.0.1:8470", `{addresses: ["10.0.0.5"], ports: [8470]}`, true},
+		"another port":     {"127.0.0.1:8470", `{addresses: ["127.0.0.1"], ports: [8471]}`, true},
+		"the API":          {"127.0.0.1:8470", `{addresses: ["127.0.0.1"], ports: [8470]}`, false},
+		"the API in range": {"127.0.0.1:8470", `{addresses: ["127.0.0.0/16"], ports: [80, 8470]}`, false},
+		"everywhere":       {"0.0.0.0:8470", `{addresses: ["10.0.0.5"], ports: [8470]}`, false},
+		"everywhere, IPv6": {"[::]:8470", `{addresses: ["10.0.0.5"], ports: [8470]}`, false},
+	} {
+		p, err := planner([]netip.AddrPort{netip.MustParseAddrPort(c.served)})(wire.SpawnRequest{Card: head + "reach: [" + c.reach + "]\n"})
+		if (err == nil) != c.ok || err == nil && len(p.Reach) == 0 {
+			t.Errorf("%s: %+v, %v", name, p.Reach, err)
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"sync"
@@ -63,8 +64,9 @@ type Config struct {
 	Authorities []config.Authority
 	SpawnSigned bool // making a kid takes a signature
 	Leases      lease.Terms
-	Trip        []trip.Rule // the box's
-	API         config.API  // zero: only over the unix socket
+	Trip        []trip.Rule      // the box's
+	API         config.API       // zero: only over the unix socket
+	Served      []netip.AddrPort // where the box's daemons serve over TCP; may be empty
 	Budget      kids.Budget
 	Registries  func() (*http.Transport, error) // reaches those from which images are pulled
 	Kernel      Kernel
@@ -135,7 +137,7 @@ func Run(ctx context.Context, cfg Config, serve Serve) error {
 	orders := newOrders(cfg)
 	wg.Go(func() { orders.Run(ctx) })
 	routes := api.New(api.Config{
-		Kids: manager, Plan: PlanFromCard, PlanEgress: EgressFromCard, Images: images, Orders: orders, Keys: keys, Log: cfg.Log, Audit: cfg.Audit, Logs: cfg.Inst.AuditDir(), Ending: ctx.Done(),
+		Kids: manager, Plan: planner(cfg.Served), PlanEgress: EgressFromCard, Images: images, Orders: orders, Keys: keys, Log: cfg.Log, Audit: cfg.Audit, Logs: cfg.Inst.AuditDir(), Ending: ctx.Done(),
 	})
 	if cfg.API.Listen.IsValid() {
 		d, err := door.Open(ctx, doorConfig(cfg, routes))

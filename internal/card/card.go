@@ -38,9 +38,10 @@ type Card struct {
 	Task       string // one plain sentence
 	Owner      string // whose kid it is, for the budget; stop.authority where the card does not say
 	Image      string
-	Network    string      // session.NetworkNone, or empty: what egress allows
-	Egress     policy.Spec // compiles; rules that expire seem to have done so: EgressAt makes the policy to enforce
-	Expiries   []Expiry    // of Egress.Allow, one each
+	Network    string          // session.NetworkNone, session.NetworkHost, or empty: what egress allows
+	Reach      []session.Reach // with session.NetworkHost: all that it may connect to
+	Egress     policy.Spec     // compiles; rules that expire seem to have done so: EgressAt makes the policy to enforce
+	Expiries   []Expiry        // of Egress.Allow, one each
 	Filesystem Filesystem
 	Identity   Identity
 	Env        map[string]string // never nil
@@ -128,6 +129,7 @@ func (c *Card) read(m yamlx.Map, now time.Time) {
 	c.readEnv(m.Get("env"))
 	c.readEgress(m.Get("egress"), now)
 	c.readNetwork(m.Get("network"))
+	c.readReach(m.Get("reach"))
 	c.Filesystem = readFilesystem(m.Get("filesystem"), c.Image)
 	c.Limits = readLimits(m.Get("limits"))
 	c.readStop(m.Need("stop"))

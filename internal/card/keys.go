@@ -12,6 +12,7 @@ var (
 		{Name: "owner", Example: "Pricing Team"},
 		{Name: "image", Example: "host"},
 		{Name: "network", Example: "none"},
+		{Name: "reach", Example: `[{addresses: ["10.0.0.5"], ports: [5432]}]`},
 		{Name: "egress", Example: "{allow: []}"},
 		{Name: "filesystem", Example: "{workspace: 64MiB}"},
 		{Name: "identity", Example: "{scope: []}"},
@@ -35,6 +36,10 @@ var (
 		{Name: "max_bytes", Example: "{up: 10MiB, down: 1GiB}"},
 		{Name: "rate", Example: "50"},
 		{Name: "expires", Example: "2h"},
+	}
+	reachKeys = []yamlx.Key{
+		{Name: "addresses", Example: `["10.0.0.5"]`},
+		{Name: "ports", Example: "[5432]"},
 	}
 	bytesKeys = []yamlx.Key{
 		{Name: "up", Example: "10MiB"},

@@ -95,6 +95,7 @@ func TestSchemaKeys(t *testing.T) {
 		"stop":       {property("stop"), stopKeys},
 		"allow":      {def("allow"), allowKeys},
 		"deny":       {def("deny"), denyKeys},
+		"reach":      {def("reach"), reachKeys},
 		"max_bytes":  {def("allow").(map[string]any)["properties"].(map[string]any)["max_bytes"], bytesKeys},
 		"input":      {def("input"), inputKeys},
 		"secret":     {def("secret"), secretKeys},
