@@ -33,6 +33,9 @@ type orders struct {
 		Keep(id string) error
 		Tidy(now time.Time)
 	}
+	clock interface { // by which approvals are judged
+		Now() (time.Time, error)
+	}
 	audit Recorder
 	log   *slog.Logger
 }
@@ -43,7 +46,7 @@ func newOrders(cfg Config) *orders {
 	if err != nil {
 		cfg.Log.Error("reading which orders were used: signed orders are refused", "error", err)
 	}
-	return &orders{people: cfg.Authorities, spawns: cfg.SpawnSigned, list: authority.NewBook(cfg.Inst.AuthorityFile(), 0), used: used, audit: cfg.Audit, log: cfg.Log}
+	return &orders{people: cfg.Authorities, spawns: cfg.SpawnSigned, list: authority.NewBook(cfg.Inst.AuthorityFile(), 0), used: used, clock: newOrderClock(filepath.Join(cfg.Inst.RunDir(), "order-clock.json")), audit: cfg.Audit, log: cfg.Log}
 }
 
 // changes are the actions that sandboxd carries out.
@@ -56,8 +59,8 @@ func (o *orders) Accept(note []byte, peer string) (authority.Signed, error) {
 		switch {
 		case slices.Contains(changes, s.Action):
 			return nil
-		case s.Action == authority.ActionSpawn:
-			return &authority.Refusal{Code: reason.OrderInvalid, Text: "a signed spawn goes with the request for the kid"}
+		case s.Action == authority.ActionSpawn, s.Action == authority.ActionHost:
+			return &authority.Refusal{Code: reason.OrderInvalid, Text: "a signed spawn and an approval go with the request for the kid"}
 		}
 		return &authority.Refusal{Code: reason.OrderInvalid, Text: fmt.Sprintf("sandboxd carries out no %s: bring it to killswitchd (`tagout order` does)", s.Action)}
 	})
@@ -78,12 +81,17 @@ func (o *orders) Spawn(r wire.SpawnRequest, peer string) (authority.Signed, erro
 		}
 		return asked, o.refuse(asked, peer, err)
 	}
-	return o.accept([]byte(r.Order), peer, func(s authority.Signed) error {
+	return o.accept([]byte(r.Order), peer, forKid(authority.ActionSpawn, r))
+}
+
+// forKid says whether an order is the action for exactly this request.
+func forKid(action string, r wire.SpawnRequest) func(authority.Signed) error {
+	return func(s authority.Signed) error {
 		for _, c := range []struct {
 			wrong bool
 			what  string
 		}{
-			{s.Action != authority.ActionSpawn, "is a " + s.Action + " and no spawn"},
+			{s.Action != action, "is for the action " + s.Action + ", and not for " + action},
 			{s.Card != authority.CardSum(r.Card), "is for another card"},
 			{s.Kid != r.Name, "is for another name of the kid"},
 			{s.Reason != r.Purpose, "is for another purpose"},
@@ -93,12 +101,46 @@ func (o *orders) Spawn(r wire.SpawnRequest, peer string) (authority.Signed, erro
 			}
 		}
 		return nil
-	})
+	}
+}
+
+// Approve implements api.Orders.
+func (o *orders) Approve(r wire.SpawnRequest, peer string) (authority.Signed, error) {
+	asked := authority.Signed{Order: authority.Order{Action: authority.ActionHost, Kid: r.Name}}
+	now, err := o.clock.Now()
+	if err == nil && r.Approval == "" {
+		err = o.unapproved(now)
+	}
+	if err != nil {
+		return asked, o.refuse(asked, peer, err)
+	}
+	s, err := o.acceptAt(now, []byte(r.Approval), peer, forKid(authority.ActionHost, r))
+	if err == nil {
+		o.audit.Log(audit.Record{
+			Event: audit.EventHostApproved, Outcome: audit.OutcomeOK, Kid: r.Name, Actor: s.By, Detail: s.Reason,
+			Fields: map[string]string{"order": s.ID, "key": s.Key, "note": s.Note, "peer": peer, "card_sha256": s.Card},
+		})
+	}
+	return s, err
+}
+
+// unapproved says what a kid on the machine's network needs, and from whom.
+func (o *orders) unapproved(now time.Time) error {
+	list, err := o.list.List()
+	if err != nil {
+		return err
+	}
+	who := strings.Join(list.Signers(authority.RoleHost, now), ", ")
+	return &authority.Refusal{Code: reason.OrderUnsigned,
+		Text: "a kid on the machine's network takes a person's signed approval, root's word is none: `tagout approve` makes one, --approval gives it; who may: " + cmp.Or(who, "nobody with a key holds the role "+authority.RoleHost)}
 }
 
 // accept takes an order that is good and that fits, once.
 func (o *orders) accept(note []byte, peer string, fits func(authority.Signed) error) (authority.Signed, error) {
-	now := time.Now()
+	return o.acceptAt(time.Now(), note, peer, fits)
+}
+
+func (o *orders) acceptAt(now time.Time, note []byte, peer string, fits func(authority.Signed) error) (authority.Signed, error) {
 	list, err := o.list.List()
 	if err != nil {
 		return authority.Signed{}, o.refuse(authority.Signed{}, peer, err)

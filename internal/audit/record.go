@@ -58,6 +58,7 @@ const (
 	EventTagReleased    = "tag.released"
 	EventReleaseRefused = "tag.release-refused"
 	EventTagApproved    = "tag.release-approved" // the first of two people's words
+	EventHostApproved   = "network.approved"     // a person's approval of the machine's network was used up
 	EventOrderRefused   = "order.refused"        // a signed order that is not carried out
 	EventProofPassed    = "proof.passed"         // killswitchd's, of its own layers
 	EventProofFailed    = "proof.failed"

@@ -290,6 +290,9 @@ type SpawnRequest struct {
 	Held     bool   `json:"held,omitempty"` // the kid lives only as long as somebody holds it
 	// Order is a signed order for this spawn: for this card, name and purpose. Needed where the box's configuration says so.
 	Order string `json:"order,omitempty"`
+	// Approval is a signed order that lets this kid live on the machine's network, for this card, name and purpose. A card
+	// with `network: host` needs one, from a person with the role host-network.
+	Approval string `json:"approval,omitempty"`
 }
 
 // KidState is where a kid is in its life.

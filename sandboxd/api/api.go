@@ -76,6 +76,9 @@ type Orders interface {
 	Unsigned(by, kid, peer string) error
 	// Spawn judges a request for a kid: the order that came with it, or that none came. It marks the order as used.
 	Spawn(r wire.SpawnRequest, peer string) (authority.Signed, error)
+	// Approve judges the approval that came with a request for a kid on the machine's network, or that none came. It marks
+	// the approval as used, on disk, before it returns nil.
+	Approve(r wire.SpawnRequest, peer string) (authority.Signed, error)
 }
 
 // server is what the handlers share.

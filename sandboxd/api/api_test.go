@@ -72,6 +72,10 @@ func (onlyAda) Spawn(wire.SpawnRequest, string) (authority.Signed, error) {
 	return authority.Signed{}, nil
 }
 
+func (onlyAda) Approve(wire.SpawnRequest, string) (authority.Signed, error) {
+	return authority.Signed{}, &authority.Refusal{Code: reason.OrderUnsigned, Text: "ada may"}
+}
+
 func (onlyAda) Accept([]byte, string) (authority.Signed, error) { panic("an unexpected order") }
 
 // serve serves k on a unix socket and returns a client for it.

@@ -12,6 +12,7 @@ import (
 	"tagout/internal/authority"
 	"tagout/internal/control"
 	"tagout/internal/reason"
+	"tagout/internal/session"
 	"tagout/internal/wire"
 	"tagout/sandboxd/kids"
 )
@@ -47,6 +48,9 @@ func (s *server) spawn(ctx context.Context, in *struct{ Body wire.SpawnRequest }
 	if err != nil {
 		return nil, problem(http.StatusUnprocessableEntity, reason.Malformed, err.Error())
 	}
+	if err := checkHost(CallerOf(ctx), in.Body, plan); err != nil {
+		return nil, err
+	}
 	origin := originOf(ctx)
 	if origin != "" {
 		var cancel func()
@@ -58,6 +62,10 @@ func (s *server) spawn(ctx context.Context, in *struct{ Body wire.SpawnRequest }
 		Vouch: func() (kids.Signature, error) {
 			o, err := s.orders.Spawn(in.Body, who)
 			return kids.Signature{Order: o.ID, Key: o.Key, Note: o.Note}, err
+		},
+		Approve: func() (kids.Approval, error) {
+			o, err := s.orders.Approve(in.Body, who)
+			return kids.Approval{Approval: wire.Approval{By: o.By, Key: o.Key, Order: o.ID, Reason: o.Reason, At: time.Now().UTC()}, Note: o.Note}, err
 		}})
 	if no := (*authority.Refusal)(nil); errors.As(err, &no) {
 		return nil, orderRefused(err)
@@ -66,6 +74,18 @@ func (s *server) spawn(ctx context.Context, in *struct{ Body wire.SpawnRequest }
 		return nil, refused(err)
 	}
 	return &kidReply{kid}, nil
+}
+
+// checkHost refuses kids on the machine's network to AI agents, whoever has approved them, and an approval that would
+// not be used.
+func checkHost(c Caller, r wire.SpawnRequest, plan kids.Plan) error {
+	switch onHost := plan.Network == session.NetworkHost; {
+	case onHost && c.Agent != "":
+		return problem(http.StatusForbidden, reason.RoleMissing, "an AI agent makes no kid on the machine's network: a person has to")
+	case !onHost && r.Approval != "":
+		return problem(http.StatusUnprocessableEntity, reason.Malformed, "the approval is for a kid on the machine's network, and the card does not say `network: host`")
+	}
+	return nil
 }
 
 type listRequest struct {
