@@ -44,7 +44,10 @@ func (a *app) list(cmd *cobra.Command, all bool) error {
 
 // address is where the kid is, for people.
 func address(k wire.Kid) string {
-	if !k.Addr.IsValid() {
+	switch {
+	case k.Approval != nil:
+		return "the machine's, approved by " + k.Approval.By
+	case !k.Addr.IsValid():
 		return "none"
 	}
 	return k.Addr.String()

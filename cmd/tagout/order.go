@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -37,6 +38,8 @@ delivered with it (--card).`,
 				return a.change(cmd, order)
 			case authority.ActionGrant, authority.ActionUngrant:
 				return a.change(cmd, order)
+			case authority.ActionHost:
+				return usage(errors.New("an approval goes with the spawn that it is for: give it to `tagout spawn --approval` or `tagout run --approval`"))
 			}
 			return a.give(cmd, "/v1/order", order)
 		},

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -17,7 +18,7 @@ import (
 // signer is what the commands that sign orders share. The private key stays in this process.
 type signer struct {
 	key, passphraseFile, box string
-	valid                    time.Duration
+	valid, most              time.Duration // for how long an order is good, and may be
 	printOnly                bool
 }
 
@@ -27,11 +28,19 @@ func (s *signer) flags(cmd *cobra.Command) {
 }
 
 // keyFlags are those of commands whose order goes with something else, at once.
-func (s *signer) keyFlags(cmd *cobra.Command) {
+func (s *signer) keyFlags(cmd *cobra.Command) { s.keyFlagsFor(cmd, authority.Life, authority.MaxLife) }
+
+func (s *signer) keyFlagsFor(cmd *cobra.Command, life, most time.Duration) {
+	s.most = most
 	cmd.Flags().StringVar(&s.key, "key", "", "sign the order with the private key in this file")
 	cmd.Flags().StringVar(&s.passphraseFile, "passphrase-file", "", "what decrypts the key")
-	cmd.Flags().DurationVar(&s.valid, "valid", authority.Life, "for how long the signed order is good, at most 1h")
+	cmd.Flags().DurationVar(&s.valid, "valid", life, "for how long the signed order is good, at most "+short(most))
 	cmd.Flags().StringVar(&s.box, "box", "", "id of the box that the order is for (default: this one's)")
+}
+
+// short is a duration without the zeros at its end.
+func short(d time.Duration) string {
+	return strings.TrimSuffix(strings.TrimSuffix(d.String(), "0s"), "0m")
 }
 
 // used says whether the order is to be signed; flags that make sense only then are refused otherwise.
@@ -61,8 +70,8 @@ func (s *signer) needs(cmd *cobra.Command, flags ...string) (signed bool, err er
 
 // sign completes an order and signs it. o.By may be empty: then the box's list says whose key it is.
 func (s *signer) sign(a *app, o authority.Order) (wire.SignedOrder, error) {
-	if s.valid < time.Second || s.valid > authority.MaxLife {
-		return wire.SignedOrder{}, usage(fmt.Errorf("--valid %s: give a time from 1s to %s", s.valid, authority.MaxLife))
+	if s.valid < time.Second || s.valid > s.most {
+		return wire.SignedOrder{}, usage(fmt.Errorf("--valid %s: give a time from 1s to %s", s.valid, short(s.most)))
 	}
 	public, err := keyfile.Public(s.key)
 	if err != nil {

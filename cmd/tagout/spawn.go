@@ -19,6 +19,7 @@ import (
 // spawnFlags are what spawn and run have in common.
 type spawnFlags struct {
 	name, purpose, inputDir string
+	approval                string // file
 	timings                 bool
 	held                    bool // not a flag: the kid goes when this command does
 	sign                    signer
@@ -29,6 +30,7 @@ func (f *spawnFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.name, "name", "", "the kid's name (default: one is made up)")
 	cmd.Flags().StringVar(&f.purpose, "purpose", "", "why it runs, for the record (default: the card's task)")
 	cmd.Flags().StringVar(&f.inputDir, "input-dir", "", "directory of the card's inputs (default: the card's own)")
+	cmd.Flags().StringVar(&f.approval, "approval", "", "file with what `tagout approve` printed (- for standard input), for a card with `network: host`")
 	cmd.Flags().BoolVar(&f.timings, "timings", false, "show on standard error how long each stage of the spawn took")
 }
 
@@ -68,6 +70,9 @@ func (a *app) spawn(cmd *cobra.Command, file string, f *spawnFlags) (wire.Kid, e
 		return wire.Kid{}, err
 	}
 	req := wire.SpawnRequest{Name: f.name, Purpose: f.purpose, Card: string(raw), CardFile: file, InputDir: dir, Held: f.held}
+	if err := a.approved(f.approval, &req); err != nil {
+		return wire.Kid{}, err
+	}
 	if req.Purpose == "" {
 		req.Purpose = c.Task
 	}

@@ -25,6 +25,7 @@ type status struct {
 	Tags     []wire.Tag                 `json:"tags"`
 	Kids     int                        `json:"kids"`                 // -1: sandboxd does not say
 	States   map[wire.KidState]int      `json:"kid_states,omitempty"` // how many of them are in each
+	OnHost   []wire.Kid                 `json:"on_host_network"`      // kids among them that live on the machine's network
 }
 
 type daemonStatus struct {
@@ -64,7 +65,7 @@ the daemons' health alone. ` + "`tagout prove`" + ` makes a proof now.`,
 // status asks all daemons. The error names those that are not healthy, and those are not asked for more: one
 // that hangs costs healthLimit and no more.
 func (a *app) status(cmd *cobra.Command) (status, error) {
-	s := status{Instance: a.instance, Daemons: a.health(cmd.Context()), Layers: map[wire.Layer]layerStatus{}, Tags: []wire.Tag{}, Kids: -1}
+	s := status{Instance: a.instance, Daemons: a.health(cmd.Context()), Layers: map[wire.Layer]layerStatus{}, Tags: []wire.Tag{}, Kids: -1, OnHost: []wire.Kid{}}
 	for _, l := range wire.AllLayers() {
 		s.Layers[l] = layerStatus{State: wire.LampDegraded, Detail: "killswitchd does not say"}
 	}
@@ -79,7 +80,7 @@ func (a *app) status(cmd *cobra.Command) (status, error) {
 	}
 	var kids []wire.Kid
 	if ask(instance.Sandboxd, "/v1/kids", &kids) {
-		s.Kids, s.States = len(kids), map[wire.KidState]int{}
+		s.Kids, s.States, s.OnHost = len(kids), map[wire.KidState]int{}, onHost(kids)
 		for _, k := range kids {
 			s.States[k.State]++
 		}
@@ -133,6 +134,9 @@ func (a *app) printStatus(s status) {
 	}
 	for _, l := range wire.AllLayers() {
 		a.printf("%-12s %s\n", l, lampText(l, s.Layers[l], s.Tags))
+	}
+	if len(s.OnHost) > 0 {
+		a.printf("%-12s %s\n", "host network", hostText(s.OnHost))
 	}
 	kids, tags := "kids are not known", "tags are not known"
 	if s.Kids >= 0 {
