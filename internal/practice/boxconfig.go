@@ -22,7 +22,7 @@ const (
 func people() []config.Authority {
 	return []config.Authority{
 		{Name: Authority, Roles: []string{auth.RoleSpawn, auth.RoleGrant, auth.RoleStop, auth.RoleRelease}},
-		{Name: Second, Roles: []string{auth.RoleStop, auth.RoleRelease}},
+		{Name: Second, Roles: []string{auth.RoleStop, auth.RoleRelease, auth.RoleHost}},
 		{Name: Third, Roles: []string{auth.RoleRelease}},
 	}
 }
@@ -60,7 +60,11 @@ func (n *Internet) Sign(o auth.Order, by string) (wire.SignedOrder, error) {
 		return wire.SignedOrder{}, err
 	}
 	o.Box, o.By = list.Box, by
-	raw, err := auth.Sign(auth.New(o, time.Now(), auth.Life), n.private[by])
+	life := auth.Life
+	if o.Action == auth.ActionHost {
+		life = auth.HostLife
+	}
+	raw, err := auth.Sign(auth.New(o, time.Now(), life), n.private[by])
 	if err != nil {
 		return wire.SignedOrder{}, fmt.Errorf("ordering as %s: %w", by, err)
 	}
