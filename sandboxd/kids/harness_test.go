@@ -42,6 +42,9 @@ func TestMain(m *testing.M) {
 	if os.Getenv("TAGOUT_TEST_SANDBOXD") != "" {
 		os.Exit(runDoomed())
 	}
+	if os.Getenv("TAGOUT_TEST_ASKED") != "" {
+		os.Exit(runAsked())
+	}
 	os.Exit(runTests(m))
 }
 

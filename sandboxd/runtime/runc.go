@@ -84,7 +84,7 @@ func (r *Runc) Create(ctx context.Context, bundle string, s Spec) (State, error)
 	if err := driver.Create(ctx, s.ID, bundle, &gorunc.CreateOpts{IO: null, PidFile: pidFile, ExtraFiles: []*os.File{theirs}}); err != nil {
 		null.Close() // closed already unless runc could not be started
 		m.close()
-		return fail(errors.Join(r.hung(ctx, explain(err, logFile)), roomIn(bundle), roomIn(r.root)))
+		return fail(errors.Join(r.hung(ctx, explain(err, logFile)), roomIn(bundle), roomIn(r.root), roomToFork()))
 	}
 	m.init, m.unit, err = r.made(pidFile, s)
 	if err != nil {
@@ -263,24 +263,6 @@ func (r *Runc) List() ([]string, error) {
 func (r *Runc) known(id string) bool {
 	_, err := os.Stat(filepath.Join(r.root, id))
 	return err == nil
-}
-
-// What runc writes to a directory is less: bytes, files.
-const (
-	roomBytes = 64 << 10
-	roomFiles = 8
-)
-
-// roomIn says whether runc could have written to the directory: runc itself may not say what it had no room for.
-func roomIn(dir string) error {
-	var fs unix.Statfs_t
-	if err := unix.Statfs(dir, &fs); err != nil {
-		return fmt.Errorf("looking for room in %s: %w", dir, err)
-	}
-	if fs.Bavail*uint64(fs.Bsize) < roomBytes || fs.Files > 0 && fs.Ffree < roomFiles { // no files at all: as many as there is room for
-		return fmt.Errorf("%s: %w", dir, unix.ENOSPC)
-	}
-	return nil
 }
 
 func readPID(file string) (int, error) {
