@@ -24,6 +24,7 @@ const (
 	EventKidPaused      = "kid.paused"
 	EventKidResumed     = "kid.resumed"
 	EventKidOOM         = "kid.oom" // it ran out of memory
+	EventLessonKept     = "lesson.kept"
 	EventExecStarted    = "exec.started"
 	EventExecEnded      = "exec.ended"
 	EventExecAttached   = "exec.attached" // somebody else may give it input

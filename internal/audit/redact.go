@@ -169,3 +169,17 @@ func (r *redactor) record(rec *Record) {
 		rec.Fields = fields
 	}
 }
+
+// keyBlock is a private key in PEM, or the beginning of one. Records have its first line alone taken out: whoever writes
+// one could else hide what follows.
+var keyBlock = regexp.MustCompile(`(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)`)
+
+// Redact returns a text of many lines without what looks like a secret, and without the secrets themselves in their usual
+// encodings.
+func Redact(s string, secrets ...string) string {
+	r := newRedactor()
+	for _, secret := range secrets {
+		r.add(secret)
+	}
+	return r.text(keyBlock.ReplaceAllString(s, Redacted))
+}
