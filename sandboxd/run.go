@@ -30,6 +30,7 @@ import (
 	"tagout/sandboxd/guard"
 	"tagout/sandboxd/image"
 	"tagout/sandboxd/kids"
+	"tagout/sandboxd/lessons"
 	"tagout/sandboxd/once"
 	"tagout/sandboxd/runtime"
 	"tagout/sandboxd/sockwatch"
@@ -94,12 +95,16 @@ func Run(ctx context.Context, cfg Config, serve Serve) error {
 	}
 	defer unlock()
 	watch := filewatch.New(filewatch.Config{File: cfg.Inst.WatchFile(), GID: cfg.Inst.GroupID(), Audit: cfg.Audit, Log: cfg.Log})
+	learned, err := lessons.Open(cfg.Inst.StateDir(), cfg.Inst.AuditDir())
+	if err != nil {
+		return fmt.Errorf("starting sandboxd: %w", err)
+	}
 	making := &buildKids{}
 	images, err := newImages(cfg, making)
 	if err != nil {
 		return fmt.Errorf("starting sandboxd: %w", err)
 	}
-	manager, err := newManager(cfg, watch, images)
+	manager, err := newManager(cfg, watch, images, learned)
 	if err != nil {
 		return fmt.Errorf("starting sandboxd: %w", err)
 	}
@@ -137,7 +142,7 @@ func Run(ctx context.Context, cfg Config, serve Serve) error {
 	orders := newOrders(cfg)
 	wg.Go(func() { orders.Run(ctx) })
 	routes := api.New(api.Config{
-		Kids: manager, Plan: planner(cfg.Served), PlanEgress: EgressFromCard, Images: images, Orders: orders, Keys: keys, Log: cfg.Log, Audit: cfg.Audit, Logs: cfg.Inst.AuditDir(), Ending: ctx.Done(),
+		Kids: manager, Plan: planner(cfg.Served), PlanEgress: EgressFromCard, Images: images, Orders: orders, Lessons: learned, Keys: keys, Log: cfg.Log, Audit: cfg.Audit, Logs: cfg.Inst.AuditDir(), Ending: ctx.Done(),
 	})
 	if cfg.API.Listen.IsValid() {
 		d, err := door.Open(ctx, doorConfig(cfg, routes))
@@ -173,7 +178,7 @@ func lock(inst instance.Instance) (unlock func(), err error) {
 	return func() { f.Close() }, nil // nothing was written
 }
 
-func newManager(cfg Config, watch *filewatch.Watch, images *imageSet) (*kids.Manager, error) {
+func newManager(cfg Config, watch *filewatch.Watch, images *imageSet, learned *lessons.Store) (*kids.Manager, error) {
 	layout, err := cgroup.Detect()
 	if err != nil {
 		return nil, err
@@ -187,7 +192,7 @@ func newManager(cfg Config, watch *filewatch.Watch, images *imageSet) (*kids.Man
 		Inst: cfg.Inst, Init: cfg.Init, Runtime: runc, Images: map[string]kids.Image{image.HostName: images.host},
 		Stored:   func(name, userns string) (kids.Image, error) { return images.stored.Get(name, userns) },
 		Writable: images.writable, SocketWatch: socketWatchPath(cfg.Inst), Cgroups: layout, Kernel: cfg.Kernel, Stopper: stopper, Points: points, Credentials: credentials,
-		Trip: cfg.Trip, Budget: cfg.Budget, Files: watch, Audit: cfg.Audit, Metrics: cfg.Metrics, Log: cfg.Log,
+		Trip: cfg.Trip, Budget: cfg.Budget, Files: watch, Lessons: learned, Audit: cfg.Audit, Metrics: cfg.Metrics, Log: cfg.Log,
 	})
 }
 

@@ -138,8 +138,15 @@ func TestAnAgentUsesKids(t *testing.T) {
 			if _, err := s.ReadResource(t.Context(), &sdk.ReadResourceParams{URI: "kid://nobody"}); err == nil {
 				t.Error("a resource of no kid")
 			}
-			if why := use(t, s, "kid_destroy", map[string]any{"kid": kid.Name, "reason": "done"}, nil); why != "" {
-				t.Error(why)
+			var gone struct {
+				Gone   bool
+				Lesson string
+			}
+			if why := use(t, s, "kid_destroy", map[string]any{"kid": kid.Name, "reason": "done", "lesson": "It works, " + secret}, &gone); why != "" || !gone.Gone {
+				t.Errorf("destroy: %q %+v", why, gone)
+			}
+			if note := box.Must("lessons", "show", gone.Lesson); !strings.Contains(note, "It works, password="+audit.Redacted) || !strings.Contains(note, name) {
+				t.Errorf("the lesson: %s", note)
 			}
 			calls := map[string]int{}
 			box.WaitRecord("the destroy", func(r *audit.Record) bool {

@@ -34,6 +34,7 @@ type Kids interface {
 	Spawn(ctx context.Context, r kids.Request) (wire.Kid, error)
 	Exec(ctx context.Context, name, actor string, r wire.ExecRequest, send func(wire.ExecFrame) error) error
 	Destroy(ctx context.Context, name, actor, why string) error
+	DestroyWithLesson(ctx context.Context, name, actor, why, lesson string) (file string, err error)
 	Commands
 	Lives
 	Files
@@ -59,6 +60,7 @@ type Config struct {
 	PlanEgress EgressPlanner
 	Images     Images
 	Orders     Orders
+	Lessons    Lessons
 	Keys       *once.Store // nil: Idempotency-Key is not looked at, for tests
 	Log        *slog.Logger
 	Audit      Recorder
@@ -89,6 +91,7 @@ type server struct {
 	planEgress EgressPlanner
 	images     Images
 	orders     Orders
+	lessons    Lessons
 	keys       *once.Store
 	log        *slog.Logger
 	audit      Recorder
@@ -108,7 +111,7 @@ type API struct {
 func New(cfg Config) *API {
 	mux := http.NewServeMux()
 	s := &server{
-		api: humago.New(mux, config()), kids: cfg.Kids, plan: cfg.Plan, planEgress: cfg.PlanEgress, images: cfg.Images, orders: cfg.Orders,
+		api: humago.New(mux, config()), kids: cfg.Kids, plan: cfg.Plan, planEgress: cfg.PlanEgress, images: cfg.Images, orders: cfg.Orders, lessons: cfg.Lessons,
 		keys: cfg.Keys, log: cfg.Log, audit: cfg.Audit, logs: cfg.Logs, ending: cfg.Ending, origin: cfg.origin,
 	}
 	if s.origin == nil {
@@ -125,6 +128,7 @@ func New(cfg Config) *API {
 	s.orderRoutes()
 	s.toolRoutes()
 	s.eventRoutes()
+	s.lessonRoutes()
 	s.documentRoute()
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		control.Refuse(w, http.StatusNotFound, reason.Malformed, "there is no route "+r.Method+" "+r.URL.Path+": GET /v1/openapi.json lists those that there are")

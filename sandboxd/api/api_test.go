@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -33,6 +34,8 @@ type fakeKids struct {
 	grant    func(name, actor string, r wire.GrantRequest) (wire.Grant, error)
 	ungrant  func(name, id, actor, by, why string) error
 	refused  func(name, by string)
+
+	withLesson func(ctx context.Context, name, actor, why, lesson string) (string, error)
 }
 
 func (f fakeKids) Spawn(ctx context.Context, r kids.Request) (wire.Kid, error) {
@@ -40,6 +43,9 @@ func (f fakeKids) Spawn(ctx context.Context, r kids.Request) (wire.Kid, error) {
 }
 func (f fakeKids) Exec(ctx context.Context, name, actor string, r wire.ExecRequest, send func(wire.ExecFrame) error) error {
 	return f.exec(ctx, name, actor, r, send)
+}
+func (f fakeKids) DestroyWithLesson(ctx context.Context, name, actor, why, lesson string) (string, error) {
+	return f.withLesson(ctx, name, actor, why, lesson)
 }
 func (f fakeKids) Destroy(ctx context.Context, name, actor, why string) error {
 	return f.destroy(ctx, name, actor, why)
@@ -180,6 +186,35 @@ func TestDestroyPassesTheReason(t *testing.T) {
 	}}, nil)
 	if err := client.Call(t.Context(), http.MethodDelete, "/v1/kids/k1?reason=all+done", nil, nil); err != nil || got != "k1 uid:0 all done" {
 		t.Errorf("destroyed %q, %v", got, err)
+	}
+}
+
+func TestDestroyWithALesson(t *testing.T) {
+	var got []string
+	client := serve(t, fakeKids{
+		destroy: func(_ context.Context, name, actor, why string) error {
+			got = append(got, name+" "+actor+" "+why)
+			return nil
+		},
+		withLesson: func(_ context.Context, name, actor, why, lesson string) (string, error) {
+			got = append(got, name+" "+actor+" "+why+": "+lesson)
+			return "file.md", nil
+		},
+	}, nil)
+	var done wire.DestroyReply
+	for lesson, file := range map[string]string{"": "", "text": "file.md"} {
+		if err := client.Call(t.Context(), http.MethodPost, "/v1/kids/k1/destroy", wire.DestroyRequest{Reason: "r", Lesson: lesson}, &done); err != nil || done.Lesson != file {
+			t.Errorf("lesson %q: %+v, %v", lesson, done, err)
+		}
+		done = wire.DestroyReply{}
+	}
+	slices.Sort(got)
+	if strings.Join(got, "; ") != "k1 uid:0 r; k1 uid:0 r: text" {
+		t.Errorf("calls: %q", got)
+	}
+	long := wire.DestroyRequest{Reason: strings.Repeat("x", 5000)}
+	if err := client.Call(t.Context(), http.MethodPost, "/v1/kids/k1/destroy", long, nil); control.Status(err) != http.StatusUnprocessableEntity {
+		t.Errorf("a reason of 5000 bytes: %v", err)
 	}
 }
 

@@ -126,6 +126,13 @@ type Recorder interface {
 	Err() error
 }
 
+// Lessons keeps what was learned from kids; *lessons.Store does.
+type Lessons interface {
+	// Keep returns the name of the note. It is not asked for twice in vain: a session has one note. secrets are values
+	// that must not be in it.
+	Keep(l wire.Lesson, secrets []string) (name string, err error)
+}
+
 // Metrics is what the manager reports to.
 type Metrics interface {
 	Spawned(outcome string, took time.Duration)

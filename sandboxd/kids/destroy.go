@@ -22,15 +22,33 @@ import (
 )
 
 // Destroy removes the kid, whatever state it is in, with all that was made for it and returns when it is gone. why
-// is for the record and must not be empty. A kid that is not there is not an error. When something cannot be removed yet, the kid stays denied and `destroying`, its
-// name and address stay taken, and Run goes on trying.
+// is for the record and must not be empty. A kid that is not there is not an error. When something cannot be removed
+// yet, the kid stays denied and `destroying`, its name and address stay taken, and Run goes on trying.
 func (m *Manager) Destroy(ctx context.Context, name, actor, why string) error {
-	if strings.TrimSpace(why) == "" {
-		return refuse(Invalid, reason.Malformed, "destroying kid %s: say why, for the record", name)
+	if err := needWhy(name, why); err != nil {
+		return err
 	}
 	m.mu.Lock()
 	k := m.kids[name]
+	m.mu.Unlock()
 	if k == nil {
+		return nil
+	}
+	return m.destroy(ctx, k, actor, why)
+}
+
+func needWhy(name, why string) error {
+	if strings.TrimSpace(why) == "" {
+		return refuse(Invalid, reason.Malformed, "destroying kid %s: say why, for the record", name)
+	}
+	return nil
+}
+
+// destroy is Destroy of one kid, and of no other that has its name by then.
+func (m *Manager) destroy(ctx context.Context, k *kid, actor, why string) error {
+	name := k.name
+	m.mu.Lock()
+	if m.kids[name] != k {
 		m.mu.Unlock()
 		return nil
 	}

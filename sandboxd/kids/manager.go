@@ -19,7 +19,7 @@ import (
 	"tagout/internal/wire"
 )
 
-// Config is a manager's configuration. Every field but SocketWatch, Trip, Budget and Files is needed.
+// Config is a manager's configuration. Every field but SocketWatch, Trip, Budget, Files and Lessons is needed.
 type Config struct {
 	Inst        instance.Instance
 	Init        string // path of kid-init
@@ -36,6 +36,7 @@ type Config struct {
 	Trip        []trip.Rule // the box's, for every kid; may be empty
 	Budget      Budget
 	Files       FileWatch // nil: nobody watches programs and files, for tests
+	Lessons     Lessons   // nil: none are kept, for tests
 	Audit       Recorder
 	Metrics     Metrics
 	Log         *slog.Logger

@@ -38,7 +38,7 @@ func (s *server) tools(out *sdk.Server) {
 		Annotations: &sdk.ToolAnnotations{Title: "Read a kid's file", ReadOnlyHint: true, IdempotentHint: true, OpenWorldHint: &no}}, s.readFile)
 	sdk.AddTool(out, &sdk.Tool{Name: "kid_write_file", Description: "Write a file below /workspace or /tmp of a kid, whole. Its directory must exist.",
 		Annotations: &sdk.ToolAnnotations{Title: "Write a kid's file", DestructiveHint: &yes, IdempotentHint: true, OpenWorldHint: &no}}, s.writeFile)
-	sdk.AddTool(out, &sdk.Tool{Name: "kid_destroy", Description: "Destroy a kid with everything in it.",
+	sdk.AddTool(out, &sdk.Tool{Name: "kid_destroy", Description: "Destroy a kid with everything in it. What was learned from it can be kept as a note.",
 		Annotations: &sdk.ToolAnnotations{Title: "Destroy a kid", DestructiveHint: &yes, IdempotentHint: true, OpenWorldHint: &no}}, s.destroy)
 }
 
@@ -240,14 +240,17 @@ func (s *server) writeFile(ctx context.Context, _ *sdk.CallToolRequest, in Write
 type DestroyInput struct {
 	Kid    string `json:"kid" jsonschema:"the kid's name"`
 	Reason string `json:"reason" jsonschema:"why, for the record"`
+	Lesson string `json:"lesson,omitempty" jsonschema:"what was learned, as Markdown, for whoever does the like again; kept with secrets taken out, 16 KiB at most"`
 }
 
 // DestroyOutput says that the kid is gone.
 type DestroyOutput struct {
-	Gone bool `json:"gone"`
+	Gone   bool   `json:"gone"`
+	Lesson string `json:"lesson,omitempty" jsonschema:"name of the note that was kept"`
 }
 
 func (s *server) destroy(ctx context.Context, _ *sdk.CallToolRequest, in DestroyInput) (*sdk.CallToolResult, DestroyOutput, error) {
-	err := s.api.Call(ctx, http.MethodDelete, route(in.Kid, "?reason="+url.QueryEscape(in.Reason)), nil, nil)
-	return nil, DestroyOutput{Gone: err == nil}, err
+	var done wire.DestroyReply
+	err := s.api.Call(ctx, http.MethodPost, route(in.Kid, "/destroy"), wire.DestroyRequest{Reason: in.Reason, Lesson: in.Lesson}, &done)
+	return nil, DestroyOutput{Gone: err == nil, Lesson: done.Lesson}, err
 }
