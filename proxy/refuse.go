@@ -63,7 +63,7 @@ func (c *conn) problem(x refusal, t target) problem {
 // askFor returns the command by which an operator grants what was refused, where a grant can.
 func (c *conn) askFor(code reason.Code, t target) string {
 	switch code {
-	case reason.NameNotAllowed, reason.PortNotAllowed, reason.Expired:
+	case reason.NameNotAllowed, reason.PublicSuffix, reason.PortNotAllowed, reason.Expired:
 	default:
 		return ""
 	}

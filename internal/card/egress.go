@@ -112,6 +112,10 @@ func readAllowHost(v yamlx.Value) string {
 		return ""
 	}
 	pattern := span.String() + name
+	if suffix := policy.SharedUnder(pattern); suffix != "" {
+		v.Refuse("name the hosts one by one, without stars", "%s would allow everybody's names: anybody can have one under %s", yamlx.Quote(raw), suffix)
+		return ""
+	}
 	switch bad := policy.MetadataUnder(pattern); {
 	case bad == pattern:
 		v.Refuse("remove the rule", "%s hands out the machine's credentials and can never be allowed", name)

@@ -188,7 +188,7 @@ func changes(spec Spec, q Question, d Decision) []string {
 		return []string{"take " + q.Host + " out of the canary names of the trip rules: a canary is never allowed, and no grant overrides it"}
 	case reason.RawAddress:
 		return []string{"use a host name that a rule allows; a private address that it resolves to belongs under `addresses` of that rule"}
-	case reason.NameNotAllowed, reason.PortNotAllowed:
+	case reason.NameNotAllowed, reason.PortNotAllowed, reason.PublicSuffix:
 		if MetadataName(q.Host) || q.Port == 53 || q.Port == 853 {
 			return nil
 		}
@@ -234,6 +234,8 @@ func nearMisses(spec Spec, q Question) []string {
 	for _, r := range spec.Allow {
 		name, span := splitPattern(r.Host)
 		switch {
+		case Covers(r.Host, q.Host) && !stands(r.Host, q.Host):
+			out = append(out, fmt.Sprintf("name %s in a rule of its own: anybody can have names there, so the stars in line %d (%s) do not stand for it", q.Host, r.Line, r.Host))
 		case Covers(r.Host, q.Host):
 			out = append(out, fmt.Sprintf("add %d to `ports` of the rule in line %d (%s), if the same rules hold there", q.Port, r.Line, r.Host))
 		case span == OneLabel && Covers("**."+name, q.Host):

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"fmt"
 	"iter"
 	"net/netip"
 	"slices"
@@ -107,22 +108,27 @@ func (p *Policy) lookup(name string) Decision {
 	if rule := p.lapsedRule(name, 0); rule != nil {
 		return denyBy(rule, reason.Expired, name)
 	}
+	return p.denyUnnamed(name)
+}
+
+// denyUnnamed is the refusal of a canonical name for which no allow rule stands.
+func (p *Policy) denyUnnamed(name string) Decision {
+	if suffix, pattern := p.outOfReach(name); suffix != "" {
+		return deny(reason.PublicSuffix, fmt.Sprintf("%s is under the public suffix %s, and %s does not reach below one", name, suffix, pattern))
+	}
 	return deny(reason.NameNotAllowed, name)
 }
 
 // matching returns what the allow rules say of a canonical name, the most exact pattern first: the name
-// itself, then "*.", then "**." with the longest name behind it.
+// itself, then "*.", then "**." with the longest name behind it. A pattern says nothing of names that lie
+// under a public suffix below its base.
 func (p *Policy) matching(name string) iter.Seq[*host] {
 	return func(yield func(*host) bool) {
 		if h := p.allow[ExactHost][name]; h != nil && !yield(h) {
 			return
 		}
-		_, parent, _ := strings.Cut(name, ".")
-		if h := p.allow[OneLabel][parent]; h != nil && !yield(h) {
-			return
-		}
-		for ; parent != "" && len(p.allow[AnyLabels]) > 0; _, parent, _ = strings.Cut(parent, ".") {
-			if h := p.allow[AnyLabels][parent]; h != nil && !yield(h) {
+		for span, base := range bases(name) {
+			if h := p.allow[span][base]; h != nil && publicBelow(name, base) == "" && !yield(h) {
 				return
 			}
 		}
@@ -165,7 +171,7 @@ func (p *Policy) denyHost(name string, line int) Decision {
 func (p *Policy) lapsedRule(name string, port uint16) *Rule {
 	for i := range p.lapsed {
 		r := &p.lapsed[i]
-		if Covers(r.Host, name) && (port == 0 || slices.Contains(r.Ports, port)) {
+		if stands(r.Host, name) && (port == 0 || slices.Contains(r.Ports, port)) {
 			return r
 		}
 	}
@@ -211,7 +217,7 @@ func (p *Policy) connect(name string, port uint16) ([]*Rule, Decision) {
 	if known {
 		return nil, deny(reason.PortNotAllowed, hostPort(name, port))
 	}
-	return nil, deny(reason.NameNotAllowed, name)
+	return nil, p.denyUnnamed(name)
 }
 
 // ExactHosts returns the canonical names that allow rules name exactly, sorted, each once. The caller owns

@@ -75,6 +75,7 @@ const (
 	OrderNotKept    Code = 74 // an order whose use cannot be noted on disk
 	Canary          Code = 75 // a canary name or a canary credential
 	Tripped         Code = 76 // a trip rule stopped the kid
+	PublicSuffix    Code = 77 // a name under a public suffix below the pattern that would allow it
 
 	KeyReused       Code = 90 // an Idempotency-Key that was used for another request
 	KeyBusy         Code = 91 // the request that has this Idempotency-Key is still under way
@@ -167,6 +168,7 @@ var table = map[Code]Info{
 	OrderNotKept:    {"order-not-kept", "that the order was used cannot be noted on disk", "make room on the disk"},
 	Canary:          {"canary", "this name or credential is a canary: nobody has a reason to use it", "find out how the kid came to it"},
 	Tripped:         {"tripped", "a trip rule stopped the kid", "see the tag: it names the rule, what was measured and the limit"},
+	PublicSuffix:    {"public-suffix", "anybody can have names there, so no pattern of the card stands for this one", "name the host in the card, without stars"},
 	KeyReused:       {"key-reused", "the Idempotency-Key was used for another request", "use a new key for a new request"},
 	KeyBusy:         {"key-busy", "the request with this Idempotency-Key is still under way", "ask again in a while, with the same key"},
 	KeyUnknown:      {"key-unknown", "what became of the request with this Idempotency-Key is not known", "look what is there, then use a new key"},

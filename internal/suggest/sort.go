@@ -102,7 +102,7 @@ func (a attempt) what() string {
 // refuse says why nothing can be suggested for a, "" where something may be.
 func (s *sorter) refuse(a attempt, floods map[string]int) string {
 	switch a.code {
-	case reason.NameNotAllowed, reason.PortNotAllowed, reason.MethodDenied, reason.PathDenied:
+	case reason.NameNotAllowed, reason.PublicSuffix, reason.PortNotAllowed, reason.MethodDenied, reason.PathDenied:
 	case reason.RawAddress, reason.VirtualUnknown, reason.HostAddress:
 		return "addresses are never suggested: use a host name"
 	case reason.Metadata:
@@ -188,7 +188,7 @@ func longest(name string) int {
 func (s *sorter) floods() map[string]int {
 	names := map[string]bool{}
 	for _, a := range s.tried.order {
-		if name, err := policy.Name(a.name); err == nil && (a.code == reason.NameNotAllowed || a.code == reason.WildcardLimit) {
+		if name, err := policy.Name(a.name); err == nil && (a.code == reason.NameNotAllowed || a.code == reason.PublicSuffix || a.code == reason.WildcardLimit) {
 			names[name] = true
 		}
 	}
@@ -224,7 +224,7 @@ func (s *sorter) place(a attempt) {
 	case request && (e.Reason == reason.MethodDenied || e.Reason == reason.PathDenied):
 		// The rule's own pattern: an exact host would hide what the pattern allows on this port.
 		s.note(target{e.Rule.Host, a.port, e.Rule.Protocol, e.Rule.Inspect}, a, e.Rule)
-	case e.Reason == reason.NameNotAllowed || e.Reason == reason.PortNotAllowed:
+	case e.Reason == reason.NameNotAllowed || e.Reason == reason.PublicSuffix || e.Reason == reason.PortNotAllowed:
 		s.note(s.guess(name, a, request), a, nil)
 	default:
 		s.skip(a, "the card's rule wants it otherwise: "+e.Text)
