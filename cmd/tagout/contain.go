@@ -27,15 +27,15 @@ import (
 const containVar = "TAGOUT_CONTAIN"
 
 func (a *app) containCommand() *cobra.Command {
-	var writable bool
+	var image string
 	cmd := &cobra.Command{
 		Use: "contain", Short: "Try to break out of a kid in every way on the list, and say what was refused", Args: cobra.NoArgs,
 		Long: `Spawn two kids, let one of them try to reach the other, this process and the machine,
 and destroy both. Nothing that an attempt reaches is harmed. Ends with 1 where
 anything was reached.`,
-		RunE: func(cmd *cobra.Command, _ []string) error { return a.contain(cmd.Context(), writable) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.contain(cmd.Context(), image) },
 	}
-	cmd.Flags().BoolVar(&writable, "writable", false, "try as the root of kids with the image host+writable")
+	cmd.Flags().StringVar(&image, "image", card.HostImage, "try in kids with this image; in "+card.HostWritable+" as their root")
 	inside := &cobra.Command{
 		Use: "inside", Hidden: true, Args: cobra.NoArgs, Short: "Make the attempts here",
 		RunE: func(*cobra.Command, []string) error {
@@ -50,7 +50,7 @@ anything was reached.`,
 	return cmd
 }
 
-func (a *app) contain(ctx context.Context, writable bool) (err error) {
+func (a *app) contain(ctx context.Context, image string) (err error) {
 	dir, err := os.MkdirTemp("", "tagout-contain-")
 	if err != nil {
 		return err
@@ -61,7 +61,7 @@ func (a *app) contain(ctx context.Context, writable bool) (err error) {
 		return fmt.Errorf("making what the kid is to reach: %w", err)
 	}
 	defer closeAll()
-	text, err := containCard(writable)
+	text, err := containCard(image)
 	if err != nil {
 		return err
 	}
@@ -87,13 +87,13 @@ func (a *app) contain(ctx context.Context, writable bool) (err error) {
 	return a.showContain(results)
 }
 
-// containCard is the card of the kids. Those of the other image run as root, in their own user namespace.
-func containCard(writable bool) (string, error) {
-	text, err := deploy.Cards.ReadFile("cards/contain.yaml")
-	if err != nil || !writable {
-		return string(text), err
+// containCard is the card of the kids, with another image in it.
+func containCard(image string) (string, error) {
+	if image != card.HostImage && image != card.HostWritable && !card.NamesImage(image) {
+		return "", usage(fmt.Errorf("--image %s: name one of `tagout image ls`, %s or %s", image, card.HostImage, card.HostWritable))
 	}
-	return strings.Replace(string(text), "image: host\n", "image: "+card.HostWritable+"\n", 1), nil
+	text, err := deploy.Cards.ReadFile("cards/contain.yaml")
+	return strings.Replace(string(text), "image: "+card.HostImage+"\n", "image: "+image+"\n", 1), err
 }
 
 // outside makes what the attempts are after in dir, this program as the kid's input among it. closeAll ends it.
