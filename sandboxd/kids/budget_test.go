@@ -40,6 +40,9 @@ func TestBudget(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.spawn("k4", ada) // and its place is free again
+	refused(grace, "there are 3 kids")
+	b.cfg.Budget = Budget{}
+	b.spawn("k9", ada) // control: it is the budget that refuses
 }
 
 // TestConcurrentSpawns is K11: 20 at once, two of them with one name. Nobody shares anything with anybody.
