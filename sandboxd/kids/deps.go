@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tagout/internal/audit"
+	"tagout/internal/cgroup"
 	"tagout/internal/session"
 	"tagout/internal/wire"
 	"tagout/sandboxd/filewatch"
@@ -117,6 +118,7 @@ type Cgroups interface {
 	V1(controller, rel string) string // "" where the controller is not mounted as v1
 	Create(rel string) error
 	Remove(ctx context.Context, rel string) error
+	Stats(rel string) (cgroup.Stats, error) // wraps fs.ErrNotExist where it is not there
 }
 
 // Recorder is the audit log. Neither method may block.
