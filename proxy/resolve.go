@@ -25,10 +25,14 @@ const (
 	maxDNSAnswer = 4096
 )
 
-// errNoSuchName is a resolver's definite no.
-var errNoSuchName = errors.New("no such name, or it has no IPv4 address")
+// What a resolver says definitely.
+var (
+	errNoSuchName = errors.New("no such name")
+	errNoAddress  = errors.New("the name has no IPv4 address")
+)
 
-// resolver asks the box's resolvers for A records, over sockets that carry the session's mark, so that the
+// resolver asks the box's resolvers for A records, and for AAAA records where a name has no others: those are
+// never dialled, but say why there is nothing to dial. It asks over sockets that carry the session's mark, so that the
 // kernel drops the queries of a stopped session too. It reads no file of the host (/etc/hosts, resolv.conf).
 type resolver struct {
 	servers []netip.AddrPort
@@ -41,7 +45,7 @@ type answer struct {
 	ttl   time.Duration
 }
 
-// lookup returns the addresses of name, a canonical name.
+// lookup returns the addresses of name, a canonical name: IPv4 addresses, or where it has none its IPv6 ones.
 func (r *resolver) lookup(ctx context.Context, mark uint32, name string) (answer, error) {
 	if len(r.servers) == 0 {
 		return answer{}, errors.New("the box's configuration names no resolvers")
@@ -50,11 +54,19 @@ func (r *resolver) lookup(ctx context.Context, mark uint32, name string) (answer
 	if err != nil {
 		return answer{}, fmt.Errorf("asking for %s: %w", name, err)
 	}
+	said, err := r.lookupKind(ctx, mark, fqdn, dnsmessage.TypeA)
+	if errors.Is(err, errNoAddress) {
+		return r.lookupKind(ctx, mark, fqdn, dnsmessage.TypeAAAA)
+	}
+	return said, err
+}
+
+func (r *resolver) lookupKind(ctx context.Context, mark uint32, name dnsmessage.Name, kind dnsmessage.Type) (answer, error) {
 	var errs []error
 	for range dnsRounds {
 		for _, server := range r.servers {
-			said, err := r.ask(ctx, mark, server, fqdn)
-			if err == nil || errors.Is(err, errNoSuchName) {
+			said, err := r.ask(ctx, mark, server, name, kind)
+			if err == nil || errors.Is(err, errNoSuchName) || errors.Is(err, errNoAddress) {
 				return said, err
 			}
 			errs = append(errs, err)
@@ -67,16 +79,16 @@ func (r *resolver) lookup(ctx context.Context, mark uint32, name string) (answer
 }
 
 // ask asks one server, over UDP and, where the answer was cut, over TCP (RFC 1035, 4.2; RFC 7766).
-func (r *resolver) ask(ctx context.Context, mark uint32, server netip.AddrPort, name dnsmessage.Name) (answer, error) {
+func (r *resolver) ask(ctx context.Context, mark uint32, server netip.AddrPort, name dnsmessage.Name, kind dnsmessage.Type) (answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, dnsTry)
 	defer cancel()
-	query, id, err := newQuery(name)
+	query, id, err := newQuery(name, kind)
 	if err != nil {
 		return answer{}, err
 	}
-	said, cut, err := r.exchange(ctx, mark, "udp4", server, query, id, name)
+	said, cut, err := r.exchange(ctx, mark, "udp4", server, query, id, name, kind)
 	if err == nil && cut {
-		said, _, err = r.exchange(ctx, mark, "tcp4", server, query, id, name)
+		said, _, err = r.exchange(ctx, mark, "tcp4", server, query, id, name, kind)
 	}
 	if err != nil {
 		return answer{}, fmt.Errorf("asking %s: %w", server, err)
@@ -84,14 +96,14 @@ func (r *resolver) ask(ctx context.Context, mark uint32, server netip.AddrPort, 
 	return said, nil
 }
 
-func newQuery(name dnsmessage.Name) (query []byte, id uint16, err error) {
+func newQuery(name dnsmessage.Name, kind dnsmessage.Type) (query []byte, id uint16, err error) {
 	var random [2]byte
 	rand.Read(random[:]) // never fails
 	id = binary.BigEndian.Uint16(random[:])
 	b := dnsmessage.NewBuilder(nil, dnsmessage.Header{ID: id, RecursionDesired: true})
 	err = errors.Join(
 		b.StartQuestions(),
-		b.Question(dnsmessage.Question{Name: name, Type: dnsmessage.TypeA, Class: dnsmessage.ClassINET}),
+		b.Question(dnsmessage.Question{Name: name, Type: kind, Class: dnsmessage.ClassINET}),
 		b.StartAdditionals(),
 		b.OPTResource(edns0(), dnsmessage.OPTResource{}),
 	)
@@ -111,7 +123,7 @@ func edns0() dnsmessage.ResourceHeader {
 
 var answerBufs = sync.Pool{New: func() any { return new([maxDNSAnswer]byte) }}
 
-func (r *resolver) exchange(ctx context.Context, mark uint32, network string, server netip.AddrPort, query []byte, id uint16, name dnsmessage.Name) (said answer, cut bool, err error) {
+func (r *resolver) exchange(ctx context.Context, mark uint32, network string, server netip.AddrPort, query []byte, id uint16, name dnsmessage.Name, kind dnsmessage.Type) (said answer, cut bool, err error) {
 	d := net.Dialer{Control: markControl(r.mark, mark)}
 	conn, err := d.DialContext(ctx, network, server.String())
 	if err != nil {
@@ -135,7 +147,7 @@ func (r *resolver) exchange(ctx context.Context, mark uint32, network string, se
 		if err != nil {
 			return answer{}, false, err
 		}
-		said, cut, matches, err := parseAnswer(buf[:n], id, name)
+		said, cut, matches, err := parseAnswer(buf[:n], id, name, kind)
 		if matches || stream {
 			return said, cut, err
 		}
@@ -160,14 +172,14 @@ func readAnswer(conn net.Conn, stream bool, buf []byte) (int, error) {
 
 // parseAnswer reads an answer. matches is false where it does not answer our question; the rest then means
 // nothing.
-func parseAnswer(msg []byte, id uint16, name dnsmessage.Name) (said answer, cut, matches bool, err error) {
+func parseAnswer(msg []byte, id uint16, name dnsmessage.Name, kind dnsmessage.Type) (said answer, cut, matches bool, err error) {
 	var p dnsmessage.Parser
 	h, err := p.Start(msg)
 	if err != nil || h.ID != id || !h.Response {
 		return answer{}, false, false, err
 	}
 	qs, err := p.AllQuestions()
-	if err != nil || len(qs) != 1 || qs[0].Type != dnsmessage.TypeA || lowerASCII(qs[0].Name.String()) != name.String() {
+	if err != nil || len(qs) != 1 || qs[0].Type != kind || lowerASCII(qs[0].Name.String()) != name.String() {
 		return answer{}, false, false, errors.New("an answer to another question")
 	}
 	switch {
@@ -200,6 +212,8 @@ func readAddrs(p *dnsmessage.Parser, name string) (answer, error) {
 			alias[owner] = lowerASCII(body.CNAME.String())
 		case *dnsmessage.AResource:
 			at[owner] = append(at[owner], netip.AddrFrom4(body.A))
+		case *dnsmessage.AAAAResource:
+			at[owner] = append(at[owner], netip.AddrFrom16(body.AAAA))
 		}
 	}
 	for range len(alias) {
@@ -211,7 +225,7 @@ func readAddrs(p *dnsmessage.Parser, name string) (answer, error) {
 	}
 	addrs := at[name]
 	if len(addrs) == 0 {
-		return answer{}, errNoSuchName
+		return answer{}, errNoAddress
 	}
 	return answer{addrs[:min(len(addrs), maxAddresses)], time.Duration(ttl) * time.Second}, nil
 }

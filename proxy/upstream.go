@@ -29,8 +29,9 @@ func (c *conn) dial(ctx context.Context, t target, rule *policy.Rule, mark uint3
 	return u, err
 }
 
-// resolve returns the addresses of the name that the policy allows. Forbidden ones are left out; only
-// forbidden ones are a refusal (invariant 2).
+// resolve returns the addresses of the name that may be dialled. One address that is not public and not granted
+// spoils the answer (invariant 2): no honest server mixes them, and whoever rebinds names does. Addresses that a
+// deny rule closes are left out; nothing but such ones is a refusal.
 func (c *conn) resolve(ctx context.Context, t target, rule *policy.Rule) ([]netip.Addr, error) {
 	r := c.sess.current()
 	if r == nil {
@@ -54,27 +55,44 @@ func (c *conn) resolve(ctx context.Context, t target, rule *policy.Rule) ([]neti
 	if r = c.sess.current(); r == nil { // resolving took time
 		return nil, refusal{reason.PolicyNotLoaded, "", rule}
 	}
+	return c.usable(r.policy, t, rule, all)
+}
+
+// usable returns those of the addresses that the name resolves to which may be dialled.
+func (c *conn) usable(p *policy.Policy, t target, rule *policy.Rule, all []netip.Addr) ([]netip.Addr, error) {
 	var good []netip.Addr
-	var first policy.Decision
 	var bad []string
+	var why policy.Decision // the first one, and before all others that of an address that is not public
 	for _, a := range all {
-		d := r.policy.Upstream(rule, a, t.port)
-		if d.Verdict == policy.Allow {
+		d := p.Upstream(rule, a, t.port)
+		switch {
+		case d.Verdict == policy.Allow && a.Is4():
 			good = append(good, a)
-			continue
+		case d.Verdict == policy.Allow: // never dialled
+		default:
+			if len(bad) == 0 || d.Reason == reason.PrivateAnswer && why.Reason != reason.PrivateAnswer {
+				why = d
+			}
+			bad = append(bad, a.String())
 		}
-		if len(bad) == 0 {
-			first = d
-		}
-		bad = append(bad, a.String())
 	}
-	if len(good) == 0 {
-		return nil, refusal{first.Reason, fmt.Sprintf("%s resolves to %s: %s", t.name, strings.Join(bad, ", "), first.Detail), rule}
-	}
-	if len(bad) > 0 {
+	switch {
+	case len(bad) > 0 && (len(good) == 0 || why.Reason == reason.PrivateAnswer):
+		return nil, refusal{why.Reason, fmt.Sprintf("%s resolves to %s: %s", t.name, addresses(all), why.Detail), rule}
+	case len(good) == 0:
+		return nil, refusal{reason.ResolveFailed, errNoAddress.Error(), rule}
+	case len(bad) > 0:
 		c.say("left out of the answer for " + t.name + ": " + strings.Join(bad, ", "))
 	}
 	return good, nil
+}
+
+func addresses(all []netip.Addr) string {
+	var out []string
+	for _, a := range all {
+		out = append(out, a.String())
+	}
+	return strings.Join(out, ", ")
 }
 
 // connect races the addresses as RFC 8305, 5 has it: the next one is tried when one before it has failed or has not

@@ -505,10 +505,13 @@ func (f *fakeDNS) answer(msg []byte, cut bool) []byte {
 		})
 		for _, a := range fn() {
 			res := dnsmessage.Resource{Header: dnsmessage.ResourceHeader{Name: edge, Class: dnsmessage.ClassINET, TTL: f.ttl.Load()}}
-			if a.Is4() {
+			switch {
+			case a.Is4() && q.Type == dnsmessage.TypeA:
 				res.Body = &dnsmessage.AResource{A: a.As4()}
-			} else {
+			case a.Is6() && q.Type == dnsmessage.TypeAAAA:
 				res.Body = &dnsmessage.AAAAResource{AAAA: a.As16()}
+			default:
+				continue
 			}
 			out.Answers = append(out.Answers, res)
 		}
