@@ -365,8 +365,8 @@ var cases = []struct {
 	{"root on the host's network", variant("image: host+writable\nnetwork: host"), "write another image", true},
 	{"rules without a network", allowing(`{host: a.test, ports: [443], protocol: tls}`) + "network: none\n", "can reach nothing", true},
 
-	{"pids", variant(`limits: {pids: 7}`), "from 8 to", true},
-	{"many pids", variant(`limits: {pids: 40000}`), "from 8 to", true},
+	{"pids", variant(`limits: {pids: 15}`), "from 16 to", true},
+	{"many pids", variant(`limits: {pids: 40000}`), "from 16 to", true},
 	{"memory", variant(`limits: {memory: 15MiB}`), "from 16MiB", false},
 	{"half a core", variant(`limits: {cpus: 0.5}`), "", false},
 	{"idle of nothing", variant(`limits: {idle: 0s}`), "out of range", false},

@@ -10,7 +10,7 @@ import (
 // Defaults and bounds. The published schema repeats the counts.
 const (
 	defaultPIDs      = 128
-	minPIDs          = 8
+	minPIDs          = 16 // kid-init and what waits for the next command are eight of them
 	maxPIDs          = 32768
 	defaultMemory    = 256 * mib
 	minMemory        = 16 * mib
