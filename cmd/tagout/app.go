@@ -71,7 +71,7 @@ stopped.`,
 	root.PersistentFlags().BoolVar(&a.json, "json", false, "print JSON")
 	root.AddCommand(
 		a.doctorCommand(), a.setupCommand(), a.upCommand(), a.cleanupCommand(), a.statusCommand(), a.proveCommand(),
-		a.cardCommand(), a.policyCommand(), a.approveCommand(), a.spawnCommand(), a.runCommand(), a.execCommand(), a.execsCommand(), a.attachCommand(), a.endCommand(), a.listCommand(), a.statsCommand(), a.destroyCommand(), a.lessonsCommand(),
+		a.cardCommand(), a.policyCommand(), a.approveCommand(), a.spawnCommand(), a.runCommand(), a.execCommand(), a.execsCommand(), a.attachCommand(), a.endCommand(), a.listCommand(), a.logsCommand(), a.statsCommand(), a.destroyCommand(), a.lessonsCommand(),
 		a.pauseCommand(), a.resumeCommand(),
 		a.stopCommand(), a.tagsCommand(), a.releaseCommand(), a.orderCommand(), a.keyCommand(), a.vaultCommand(), a.timelineCommand(),
 		a.grantCommand(), a.grantsCommand(), a.ungrantCommand(), a.openapiCommand(),

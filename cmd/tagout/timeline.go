@@ -1,29 +1,32 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"tagout/internal/audit"
 	"tagout/internal/instance"
+	"tagout/internal/logtail"
 )
 
 func (a *app) timelineCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "timeline KID|SESSION", Short: "Show what a kid did and what was done to it, from all daemons' logs in order",
 		Args: wants("KID"),
-		RunE: func(_ *cobra.Command, args []string) error { return a.timeline(args[0]) },
+		RunE: func(cmd *cobra.Command, args []string) error { return a.timeline(cmd.Context(), args[0], false) },
 	}
 }
 
-// timeline needs no daemon, and no slot either: logs outlive both.
-func (a *app) timeline(who string) error {
+// timeline needs no daemon, and no slot either: logs outlive both. With follow it goes on until the kid is gone.
+func (a *app) timeline(ctx context.Context, who string, follow bool) error {
 	if err := instance.CheckName(a.instance); err != nil {
 		return usage(err)
 	}
@@ -31,6 +34,7 @@ func (a *app) timeline(who string) error {
 	if err != nil {
 		return err
 	}
+	ends := logtail.Ends(inst.AuditDir()) // before it is read, so that nothing is between
 	records, unreadable, err := audit.Timeline(inst.AuditDir(), func(r *audit.Record) bool { return r.Kid == who || r.Session == who })
 	if err != nil {
 		// Who may not look into the directories finds nothing in them.
@@ -42,15 +46,61 @@ func (a *app) timeline(who string) error {
 	if len(records) == 0 {
 		return usage(fmt.Errorf("the logs of instance %s have no record of a kid or session %q: see `tagout list`", a.instance, who))
 	}
-	enc := json.NewEncoder(a.out)
+	shown, gone := map[string]bool{}, false
 	for _, r := range records {
-		if a.json {
-			if err := enc.Encode(r); err != nil {
-				return err
-			}
-			continue
+		if err := a.record(&r); err != nil {
+			return unread("records", err)
 		}
-		a.printf("%s\n", recordLine(r))
+		shown[r.ID] = true
+		gone = gone && r.Event != audit.EventKidSpawned || isGone(&r)
+	}
+	if !follow || gone {
+		return nil
+	}
+	return a.followRecords(ctx, inst.AuditDir(), ends, who, shown)
+}
+
+// record shows one record.
+func (a *app) record(r *audit.Record) error {
+	if a.json {
+		return json.NewEncoder(a.out).Encode(r)
+	}
+	_, err := fmt.Fprintln(a.out, recordLine(*r))
+	return err
+}
+
+func isGone(r *audit.Record) bool {
+	return r.Event == audit.EventKidDestroyed && r.Outcome == audit.OutcomeOK
+}
+
+// followEvery is how often the logs are looked at.
+const followEvery = 200 * time.Millisecond
+
+// followRecords shows the records of a kid or session that come, but those that are shown already, until it is gone or
+// ctx ends.
+func (a *app) followRecords(ctx context.Context, dir string, from map[string]logtail.Mark, who string, shown map[string]bool) error {
+	tail := logtail.New(dir, from, fmt.Appendf(nil, "%q", who))
+	look := time.NewTicker(followEvery)
+	defer look.Stop()
+	for gone := false; !gone && ctx.Err() == nil; {
+		var failed error
+		tail.Poll(ctx, logtail.Handler{Line: func(line []byte, _ string, _ int64) { // a log that cannot be read is tried again
+			var r audit.Record
+			if failed != nil || json.Unmarshal(line, &r) != nil || r.Kid != who && r.Session != who || shown[r.ID] {
+				return
+			}
+			failed = a.record(&r)
+			gone = gone || isGone(&r)
+		}})
+		if failed != nil {
+			return unread("records", failed)
+		}
+		if !gone {
+			select {
+			case <-look.C:
+			case <-ctx.Done():
+			}
+		}
 	}
 	return nil
 }

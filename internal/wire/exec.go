@@ -56,6 +56,17 @@ type ExecFrame struct {
 	Problem *Problem `json:"problem,omitempty"`
 }
 
+// LogFrame is one line of what is kept of the output of a kid's commands. The first of each command has Exec; those of
+// different commands come mixed where they are followed.
+type LogFrame struct {
+	ID     string    `json:"id"` // the command's
+	Exec   *Exec     `json:"exec,omitempty"`
+	Stdout []byte    `json:"stdout,omitempty"` // base64, whatever the bytes are
+	Stderr []byte    `json:"stderr,omitempty"`
+	Lost   int64     `json:"lost,omitempty"` // so many bytes are not kept; what follows, follows them
+	Exit   *ExecExit `json:"exit,omitempty"` // the command's last
+}
+
 // ExecExit is how an exec ended. Result is one of exited, signaled, timeout, stopped (its kid was), oom (its kid ran out
 // of memory), killed (somebody ended it), failed.
 type ExecExit struct {

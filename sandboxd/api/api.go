@@ -129,6 +129,7 @@ func New(cfg Config) *API {
 	s.toolRoutes()
 	s.eventRoutes()
 	s.lessonRoutes()
+	s.logRoutes()
 	s.documentRoute()
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		control.Refuse(w, http.StatusNotFound, reason.Malformed, "there is no route "+r.Method+" "+r.URL.Path+": GET /v1/openapi.json lists those that there are")

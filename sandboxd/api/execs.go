@@ -16,6 +16,7 @@ type Commands interface {
 	ResizeExec(name, id string, size wire.TermSize) error
 	DetachExec(name, id string) error
 	Attach(ctx context.Context, name, id, actor string, input <-chan wire.ExecInput, send func(wire.ExecFrame) error) error
+	Logs(ctx context.Context, name string, follow bool, send func(wire.LogFrame) error) error
 	EndExec(ctx context.Context, name, id, actor, why string) error
 }
 

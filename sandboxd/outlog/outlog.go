@@ -103,6 +103,13 @@ func (l *Log) End() {
 	l.changed()
 }
 
+// Written is how many bytes were ever written: the place behind the last.
+func (l *Log) Written() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.end
+}
+
 // Close closes the file; readers get an error.
 func (l *Log) Close() error { return l.file.Close() }
 

@@ -57,6 +57,9 @@ func TestTheLastBytesAreKept(t *testing.T) {
 		got = append(got, p.Data...)
 		pos = next
 	}
+	if l.Written() != int64(len(all)) {
+		t.Errorf("%d bytes were written, not %d", l.Written(), len(all))
+	}
 	if lost+int64(len(got)) != int64(len(all)) || !bytes.Equal(got, all[lost:]) || len(got) < size/2 {
 		t.Errorf("%d bytes lost and %d read of %d, equal %v", lost, len(got), len(all), bytes.Equal(got, all[lost:]))
 	}
