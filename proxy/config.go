@@ -69,6 +69,8 @@ type Config struct {
 	Roots     *x509.CertPool   // what upstream certificates are checked against; nil: the system's
 	Limits    Limits           // zero fields get defaults
 
+	// Grantor returns the flag of `tagout grant` that says who grants something here, for refusals; nil: the usual one.
+	Grantor func() string
 	// OriginalDst returns where a connection was going before the firewall sent it here; nil: SO_ORIGINAL_DST.
 	OriginalDst func(net.Conn) (netip.AddrPort, error)
 	// Mark marks a socket before it is connected; nil: SO_MARK, which needs CAP_NET_RAW or CAP_NET_ADMIN.

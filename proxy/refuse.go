@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"tagout/internal/audit"
+	"tagout/internal/policy"
 	"tagout/internal/reason"
 	"tagout/internal/wire"
 )
@@ -70,7 +71,11 @@ func (c *conn) askFor(code reason.Code, t target) string {
 	if t.name == "" || t.port == 0 || c.sess == nil {
 		return ""
 	}
-	return fmt.Sprintf("tagout grant %s %s:%d --for 15m --by NAME --reason WHY", c.sess.doc.Kid, t.name, t.port)
+	grantor := ""
+	if c.p.cfg.Grantor != nil {
+		grantor = c.p.cfg.Grantor()
+	}
+	return policy.GrantCommand(c.sess.doc.Kid, t.name, t.port, grantor)
 }
 
 func (p problem) body() []byte {

@@ -10,10 +10,12 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"tagout/bpf"
+	"tagout/internal/authority"
 	"tagout/internal/control"
 	"tagout/internal/daemon"
 	"tagout/internal/instance"
@@ -44,13 +46,15 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 		return err
 	}
 	processes, degraded := openProcesses(d)
+	people := authority.NewBook(d.Inst.AuthorityFile(), 0)
 	p, err := proxy.New(proxy.Config{
 		Gateway: d.Inst.Gateway(), Virtual: d.Inst.VirtualNet(),
 		OwnsMark:  func(mark uint32) bool { return d.Inst.OwnsMark(mark) && mark != d.Inst.BoxMark() },
 		Names:     proxy.NamesOver(control.NewClient(d.Inst.Socket(instance.DNSFilter))),
 		Tokens:    proxy.TokensOver(control.NewClient(d.Inst.Socket(instance.Credd))),
 		Processes: processes, Audit: d.Audit, Metrics: metrics.NewProxy(d.Metrics), Log: d.Log,
-		CA: ca, Resolvers: d.Box.Resolvers, Roots: roots,
+		Grantor: func() string { return people.GrantorFlag(time.Now()) },
+		CA:      ca, Resolvers: d.Box.Resolvers, Roots: roots,
 		Limits: proxy.Limits{
 			ConnsPerSession: d.Box.KidLimits.Connections, NewConnsPerSecond: d.Box.KidLimits.OpensPerSecond(),
 			BufferPerSession: int64(d.Box.KidLimits.Buffered),

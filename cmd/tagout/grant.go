@@ -63,7 +63,7 @@ func (a *app) showGrant(g wire.Grant) error {
 	if a.json {
 		return a.printJSON(g)
 	}
-	a.printf("%s:%d may be reached over %s until %s; take it back with `tagout ungrant KID %s`\n",
+	a.printf("%s:%d may be reached over %s until %s; take it back with `tagout ungrant KID %s --by NAME --reason WHY`\n",
 		g.Host, g.Port, g.Protocol, g.Expires.Format(time.RFC3339), g.ID)
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"tagout/internal/authority"
 	"tagout/internal/bootclock"
 	"tagout/internal/policy"
 	"tagout/internal/session"
@@ -43,12 +44,22 @@ anywhere. Exit code 0: allowed, 3: denied.`,
 			if err != nil {
 				return err
 			}
+			q.Kid, q.Grantor = kid, a.grantor()
 			return a.explain(spec, where, q)
 		},
 	}
 	cmd.Flags().StringVar(&file, "card", "", "the card to ask")
 	cmd.Flags().StringVar(&kid, "kid", "", "ask the policy of this living kid")
 	return cmd
+}
+
+// grantor returns the flag by which somebody grants something on this box; empty where there is none.
+func (a *app) grantor() string {
+	inst, err := a.open()
+	if err != nil {
+		return ""
+	}
+	return authority.NewBook(inst.AuthorityFile(), 0).GrantorFlag(time.Now())
 }
 
 // policyOf returns the policy to ask, rules in boot time, and what its lines are lines of.

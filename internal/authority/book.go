@@ -72,6 +72,15 @@ func (b *Book) List() (List, error) {
 	return b.list, b.err
 }
 
+// GrantorFlag returns the flag of `tagout grant` by which somebody may open something here: with a key where one
+// counts for that, or where the list cannot be read and may hold some; otherwise by name.
+func (b *Book) GrantorFlag(now time.Time) string {
+	if list, err := b.List(); err == nil && len(list.Signers(RoleGrant, now)) == 0 {
+		return "--by NAME"
+	}
+	return "--key FILE"
+}
+
 func (b *Book) refresh(done chan struct{}) {
 	now, err := b.stamp()
 	var l List

@@ -2,8 +2,10 @@ package e2e
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
 	"net/url"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -144,5 +146,33 @@ func TestTheCommandsSignGrants(t *testing.T) {
 	}
 	if r := box.TagoutIn(strings.NewReader(note), "order", "-"); r.Code != 3 || !strings.Contains(r.Stderr, "used before") {
 		t.Errorf("a second time: %+v", r)
+	}
+}
+
+// TestThePrintedCommandGrants: what a refusal and `policy explain` print opens the door, once its capitals are filled
+// in. A name in place of the key is refused here: see TestTheCommandsSignGrants.
+func TestThePrintedCommandGrants(t *testing.T) {
+	t.Parallel()
+	box := start(t)
+	key := box.KeyFile(practice.Authority)
+	refusal := "exec 3<>/dev/tcp/" + box.Inst.Gateway().String() + "/" + fmt.Sprint(instance.PortExplicit) +
+		" || exit 1; printf 'GET http://files.vendor.test/hello.txt HTTP/1.1\\r\\nHost: files.vendor.test\\r\\nConnection: close\\r\\n\\r\\n' >&3; cat <&3"
+	for from, said := range map[string]func(kid string) string{
+		"a refusal": func(kid string) string { return box.Exec(kid, "/bin/bash", "-c", refusal).Stdout },
+		"explain": func(kid string) string {
+			return box.Tagout("policy", "explain", "--kid", kid, "files.vendor.test:80").Stdout
+		},
+	} {
+		kid := box.Spawn(bareCard, nil)
+		text := said(kid.Name)
+		command := regexp.MustCompile(`tagout (grant [^"\n]*)`).FindStringSubmatch(text)
+		if command == nil {
+			t.Errorf("%s prints no command: %q", from, text)
+			continue
+		}
+		box.Must(strings.Fields(strings.NewReplacer("FILE", key, "WHY", "docs").Replace(command[1]))...)
+		if !reaches(box, kid.Name) {
+			t.Errorf("%s: not reached after %q", from, command[1])
+		}
 	}
 }

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -17,6 +18,9 @@ type Question struct {
 	Host   string // canonical where it is a name at all
 	Port   uint16
 	Path   string // with a Method: the request target in origin form, as given
+
+	Kid     string // whom a grant would be for; empty: not said
+	Grantor string // see GrantCommand
 }
 
 func (q Question) String() string {
@@ -269,5 +273,11 @@ func addRule(q Question) string {
 }
 
 func grantHint(q Question) string {
-	return fmt.Sprintf("or open it for a while: tagout grant KID %s:%d --for 15m --by NAME --reason WHY", q.Host, q.Port)
+	return "or open it for a while: " + GrantCommand(cmp.Or(q.Kid, "KID"), q.Host, q.Port, q.Grantor)
+}
+
+// GrantCommand is what an operator runs to open a host and port for a kid. grantor is the flag that says who grants
+// it, which depends on the box; empty: with a key, as boxes should be.
+func GrantCommand(kid, host string, port uint16, grantor string) string {
+	return fmt.Sprintf("tagout grant %s %s:%d --for 15m %s --reason WHY", kid, host, port, cmp.Or(grantor, "--key FILE"))
 }

@@ -47,7 +47,7 @@ func TestExplain(t *testing.T) {
 		{"GET https://files.vendor.test:80/", reason.NotHTTP, 5, "protocol: tls", "-"},
 		{"PATCH http://files.vendor.test/any/thing", reason.OK, 5, "-", ""},
 		{"api.vendor.test:443", reason.OK, 3, "-", ""},
-		{"api.vendor.test:22", reason.PortNotAllowed, 0, "tagout grant KID api.vendor.test:22", "-"},
+		{"api.vendor.test:22", reason.PortNotAllowed, 0, "tagout grant KID api.vendor.test:22 --for 15m --key FILE --reason WHY", "-"},
 		{"GET https://a.cdn.test/x", reason.OK, 6, "-", "method and path are not seen"},
 		{"a.b.cdn.test:443", reason.NameNotAllowed, 0, `write "**.cdn.test" in line 6`, "-"},
 		{"cdn.test:443", reason.NameNotAllowed, 0, "name cdn.test in a rule of its own", "-"},
