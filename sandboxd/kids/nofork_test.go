@@ -52,6 +52,7 @@ func runAsked() int {
 		json.NewEncoder(os.Stdout).Encode(a) // whoever asks sees that it is missing
 	}
 	say(err)
+	more := wallVerbs(ctx, m)
 	for in := bufio.NewScanner(os.Stdin); err == nil && in.Scan(); {
 		verb, name, _ := strings.Cut(in.Text(), ": ")
 		switch verb {
@@ -69,6 +70,8 @@ func runAsked() int {
 		case "kill all":
 			_, err := m.KillAll(ctx, "asked to")
 			say(err)
+		default:
+			say(more[verb](name))
 		}
 	}
 	return 0
