@@ -15,6 +15,10 @@ const Redacted = "[redacted]"
 // minSecret is the shortest value that is redacted exactly: shorter ones would blank out ordinary words.
 const minSecret = 6
 
+// keyLines is a private key's base64, line by line, in a text or in JSON. It is no more than that: whoever writes the
+// first line of a key into a command must not hide the rest of the command.
+const keyLines = `(?:(?:\s|\\r|\\n)+[A-Za-z0-9+/]{40,}={0,2})*(?:(?:\s|\\r|\\n)+[A-Za-z0-9+/]+={0,2}(?:\s|\\r|\\n)*-----END [A-Z ]*-----)?`
+
 // shapes are what secrets look like when nobody told us their values.
 var shapes = regexp.MustCompile(strings.Join([]string{
 	`tg[ok]_[a-z2-7]{16,}`,
@@ -25,7 +29,7 @@ var shapes = regexp.MustCompile(strings.Join([]string{
 	`xox[abprs]-[A-Za-z0-9-]{10,}`,
 	`sk-[A-Za-z0-9_-]{20,}`,
 	`eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*`,
-	`-----BEGIN [A-Z ]*PRIVATE KEY-----`,
+	`-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----` + keyLines,
 	`AGE-SECRET-KEY-1[0-9A-Z]+`,
 }, "|"))
 
@@ -170,16 +174,12 @@ func (r *redactor) record(rec *Record) {
 	}
 }
 
-// keyBlock is a private key in PEM, or the beginning of one. Records have its first line alone taken out: whoever writes
-// one could else hide what follows.
-var keyBlock = regexp.MustCompile(`(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)`)
-
-// Redact returns a text of many lines without what looks like a secret, and without the secrets themselves in their usual
-// encodings.
+// Redact returns s without what looks like a secret, and without the secrets themselves in their usual encodings, as
+// records are written.
 func Redact(s string, secrets ...string) string {
 	r := newRedactor()
 	for _, secret := range secrets {
 		r.add(secret)
 	}
-	return r.text(keyBlock.ReplaceAllString(s, Redacted))
+	return r.text(s)
 }

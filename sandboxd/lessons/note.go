@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"time"
 	"unicode"
@@ -12,12 +13,15 @@ import (
 	"tagout/internal/wire"
 )
 
+// keyBlock is a private key, or the beginning of one, whatever stands in it: nobody needs the rest of such a note.
+var keyBlock = regexp.MustCompile(`(?s)-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|$)`)
+
 // fill makes l what is written: without control characters and secrets, and with what the kid was refused.
 func (s *Store) fill(l *wire.Lesson, secrets []string) error {
 	if len(l.Text) > wire.MaxLesson {
 		return fmt.Errorf("%w: it has %d bytes, of at most %d: say it shorter", ErrInvalid, len(l.Text), wire.MaxLesson)
 	}
-	l.Text = cut(strings.TrimSpace(audit.Redact(clean(l.Text, true), secrets...)), wire.MaxLesson)
+	l.Text = cut(strings.TrimSpace(audit.Redact(keyBlock.ReplaceAllString(clean(l.Text, true), audit.Redacted), secrets...)), wire.MaxLesson)
 	if l.Text == "" {
 		return fmt.Errorf("%w: there is nothing in it", ErrInvalid)
 	}

@@ -16,6 +16,7 @@ import (
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"tagout/internal/audit"
 	"tagout/internal/control"
 	"tagout/internal/wire"
 )
@@ -60,15 +61,16 @@ const (
 	maxArguments = 4096
 )
 
-// shorten returns the arguments with long texts cut, as JSON: a record is no place for the contents of a file.
+// shorten returns the arguments with long texts cut, as JSON: a record is no place for the contents of a file. Secrets go
+// first, as long as each text is itself and whole: what is left of one that was cut, or quoted, has no shape any more.
 func shorten(raw json.RawMessage) string {
 	var v any
 	if json.Unmarshal(raw, &v) != nil {
-		return cut(string(raw), maxText)
+		return cut(audit.Redact(string(raw)), maxText)
 	}
 	out, err := json.Marshal(cutTexts(v))
 	if err != nil {
-		return cut(string(raw), maxText)
+		return cut(audit.Redact(string(raw)), maxText)
 	}
 	return cut(string(out), maxArguments)
 }
@@ -76,7 +78,7 @@ func shorten(raw json.RawMessage) string {
 func cutTexts(v any) any {
 	switch v := v.(type) {
 	case string:
-		return cut(v, maxText)
+		return cut(audit.Redact(v), maxText)
 	case []any:
 		for i := range v {
 			v[i] = cutTexts(v[i])
