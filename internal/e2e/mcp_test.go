@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
@@ -89,6 +90,16 @@ func TestAnAgentUsesKids(t *testing.T) {
 			if why := use(t, s, "kid_spawn", map[string]any{"purpose": "try", "card": bareCard}, &kid); why != "" || kid.State != "running" {
 				t.Fatalf("spawn: %q %+v", why, kid)
 			}
+			var twin struct {
+				Name     string
+				SameCard []string `json:"same_card"`
+			}
+			if why := use(t, s, "kid_spawn", map[string]any{"purpose": "try", "card": bareCard}, &twin); why != "" || !slices.Equal(twin.SameCard, []string{kid.Name}) {
+				t.Errorf("a second kid of the card: %q %+v", why, twin)
+			}
+			if why := use(t, s, "kid_destroy", map[string]any{"kid": twin.Name, "reason": "one is enough"}, nil); why != "" {
+				t.Error(why)
+			}
 			if why := use(t, s, "kid_write_file", map[string]any{"kid": kid.Name, "path": "/workspace/f", "content": "hello", "mode": "0600"}, nil); why != "" {
 				t.Error(why)
 			}
@@ -150,7 +161,7 @@ func TestAnAgentUsesKids(t *testing.T) {
 			}
 			calls := map[string]int{}
 			box.WaitRecord("the destroy", func(r *audit.Record) bool {
-				return r.Event == audit.EventToolCalled && r.Actor == name && r.Fields["tool"] == "kid_destroy"
+				return r.Event == audit.EventToolCalled && r.Actor == name && r.Fields["tool"] == "kid_destroy" && strings.Contains(r.Fields["arguments"], "It works")
 			})
 			for _, r := range box.Records(func(r *audit.Record) bool { return r.Event == audit.EventToolCalled && r.Actor == name }) {
 				calls[r.Fields["tool"]]++
@@ -158,7 +169,7 @@ func TestAnAgentUsesKids(t *testing.T) {
 					t.Errorf("a record holds a password: %s", r.Fields["arguments"])
 				}
 			}
-			if calls["kid_spawn"] != 1 || calls["kid_exec"] != 3 || calls["kid_write_file"] != 1 || calls["kid_read_file"] != 2 || calls["kid_grant"] != 1 {
+			if calls["kid_spawn"] != 2 || calls["kid_exec"] != 3 || calls["kid_write_file"] != 1 || calls["kid_read_file"] != 2 || calls["kid_grant"] != 1 {
 				t.Errorf("recorded calls: %v", calls)
 			}
 		})

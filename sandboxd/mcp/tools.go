@@ -49,10 +49,12 @@ type Kid struct {
 	Purpose string `json:"purpose"`
 	Card    string `json:"card" jsonschema:"name of its job card"`
 	Created string `json:"created" jsonschema:"RFC 3339"`
+
+	SameCard []string `json:"same_card,omitempty" jsonschema:"other kids of this card that there were when it was made: use one of these, or destroy them"`
 }
 
 func kidOf(k wire.Kid) Kid {
-	return Kid{Name: k.Name, State: string(k.State), Purpose: k.Purpose, Card: k.Card, Created: k.Created.UTC().Format(time.RFC3339)}
+	return Kid{Name: k.Name, State: string(k.State), Purpose: k.Purpose, Card: k.Card, Created: k.Created.UTC().Format(time.RFC3339), SameCard: k.SameCard}
 }
 
 // SpawnInput asks for a kid.
