@@ -31,7 +31,9 @@ func TestBadInputLeavesNothing(t *testing.T) {
 		"unknown image": {strings.Replace(bareCard, "image: host", "image: nosuch", 1), http.StatusUnprocessableEntity, "image"},
 		"no authority":  {strings.Replace(bareCard, `authority: "Ada Operator", `, "", 1), http.StatusUnprocessableEntity, "authority"},
 		"missing input": {card, http.StatusUnprocessableEntity, "hostile"},
-		"no secret":     {strings.ReplaceAll(card, "vendor_api", "nosuch_secret"), http.StatusUnprocessableEntity, "nosuch_secret"},
+		"one bad rule": {bareCard + "egress: {allow: [{host: good.vendor.test, ports: [443], protocol: tls}, {host: \"*\", ports: [443], protocol: tls}]}\n",
+			http.StatusUnprocessableEntity, "every host"}, // K14
+		"no secret": {strings.ReplaceAll(card, "vendor_api", "nosuch_secret"), http.StatusUnprocessableEntity, "nosuch_secret"},
 	} {
 		inputs := map[string][]byte{}
 		if name == "no secret" {
