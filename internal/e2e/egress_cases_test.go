@@ -125,6 +125,7 @@ func TestEgressCases(t *testing.T) {
 		{"E20", (*cases).badCards, nil},
 		{"E21", (*cases).deniedRedirect, (*cases).redirectFollowed},
 		{"E22", (*cases).otherProtocols, nil},
+		{"E22, fragments", (*cases).fragments, nil},
 		{"E23", (*cases).theBoxItself, (*cases).socketsAnswer},
 		{"E24", (*cases).featureMissing, nil},
 		{"E26", (*cases).countsAndHalfClose, (*cases).naiveRelay},
@@ -138,7 +139,7 @@ func TestEgressCases(t *testing.T) {
 	if contacts := c.fromKids(); len(contacts) != 0 {
 		t.Errorf("the attacker was reached: %+v", contacts)
 	}
-	c.control(t, "E04 and E23", (*cases).wallsDown)
+	c.control(t, "E04, E22 and E23", (*cases).wallsDown)
 }
 
 func startCases(t *testing.T) *cases {

@@ -26,6 +26,7 @@ import (
 	"tagout/internal/instance"
 	"tagout/internal/netfw"
 	"tagout/internal/practice"
+	"tagout/internal/reason"
 )
 
 // A control does what its case does with the protection off, and fails the test unless it gets through there. The
@@ -340,7 +341,22 @@ func (c *cases) wallsDown() {
 	for _, s := range steps {
 		c.mustStay(netip.MustParseAddr(s.Host))
 	}
+	trap := c.trapFragments(netip.AddrPortFrom(gateway, 8083))
+	c.sendFragments(kid.Addr, kid.Name, trap.at, "both")
+	c.waitDenied("both pieces of a datagram", kid, 2, func(r *audit.Record) bool {
+		return r.Reason == reason.Fragment && r.Dst != nil && r.Dst.Addr == gateway
+	})
+	if n := trap.got.Load(); n != 0 {
+		c.t.Errorf("%d bytes came in pieces", n)
+	}
 	c.takeWalls()
+	c.sendFragments(kid.Addr, kid.Name, trap.at, "both")
+	c.box.Until(soon, "without the walls the pieces arrive as one datagram", func() error {
+		if n := trap.got.Load(); n != fragmented {
+			return fmt.Errorf("%d bytes", n)
+		}
+		return nil
+	})
 	for i, o := range c.attack(kid.Name, steps...) {
 		if i < len(here) && (o.Error != "" || string(o.Data) != "hello") || o.Error == "EPERM" {
 			c.t.Errorf("without the walls, %s port %d: %+v", steps[i].Host, steps[i].Port, o)
