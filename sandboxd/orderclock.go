@@ -50,6 +50,9 @@ func newOrderClock(file string) *orderClock {
 }
 
 func (c *orderClock) open() error {
+	if err := atomicfile.Sweep(c.file); err != nil {
+		return err
+	}
 	raw, err := os.ReadFile(c.file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return c.keep()

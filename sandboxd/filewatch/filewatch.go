@@ -138,6 +138,7 @@ const (
 func (w *Watch) Run(ctx context.Context) {
 	tick := time.NewTicker(tellEvery)
 	defer tick.Stop()
+	w.sweep()
 	for {
 		w.tell()
 		select {
@@ -151,6 +152,15 @@ func (w *Watch) Run(ctx context.Context) {
 			}
 			return
 		}
+	}
+}
+
+// sweep removes what a predecessor that was killed has left half-written.
+func (w *Watch) sweep() {
+	w.mu.Lock()
+	defer w.mu.Unlock() // nobody writes meanwhile
+	if err := atomicfile.Sweep(w.cfg.File); err != nil {
+		w.cfg.Log.Warn("removing what a killed sandboxd has left half-written", "error", err)
 	}
 }
 
