@@ -315,7 +315,7 @@ func (c *cases) socketsAnswer() {
 	}
 }
 
-// wallsDown is last: it takes the box's programs and its firewall away. What E04 and E23 try is then not refused
+// wallsDown is last: it takes the box's programs and its firewall away. What E03, E04, E22 and E23 try is then not refused
 // any more: what is on the box itself is reached. Nothing is sent further: the box forwards no packets, which is
 // checked, and every address is the box's own or the attacker's in the practice internet.
 func (c *cases) wallsDown() {
@@ -323,7 +323,7 @@ func (c *cases) wallsDown() {
 	host, gateway := c.box.Net.HostAddr(), c.box.Inst.Gateway()
 	var steps []step
 	var here []*greeter
-	for _, at := range []netip.AddrPort{netip.AddrPortFrom(gateway, 8081), netip.AddrPortFrom(host, 8080)} {
+	for _, at := range []netip.AddrPort{netip.AddrPortFrom(gateway, 8081), netip.AddrPortFrom(host, 8080), netip.AddrPortFrom(gateway, 853), netip.AddrPortFrom(gateway, 22)} {
 		here = append(here, c.greet(at))
 		steps = append(steps, step{Kind: "tcp", Host: at.Addr().String(), Port: int(at.Port())})
 	}
@@ -341,22 +341,24 @@ func (c *cases) wallsDown() {
 	for _, s := range steps {
 		c.mustStay(netip.MustParseAddr(s.Host))
 	}
-	trap := c.trapFragments(netip.AddrPortFrom(gateway, 8083))
-	c.sendFragments(kid.Addr, kid.Name, trap.at, "both")
+	thrown := c.throwAll(kid)
+	pieces := c.listenTrap(netip.AddrPortFrom(gateway, 8083), 0)
+	c.sendFragments(kid.Addr, kid.Name, pieces.at, "both")
 	c.waitDenied("both pieces of a datagram", kid, 2, func(r *audit.Record) bool {
 		return r.Reason == reason.Fragment && r.Dst != nil && r.Dst.Addr == gateway
 	})
-	if n := trap.got.Load(); n != 0 {
+	if n := pieces.got.Load(); n != 0 {
 		c.t.Errorf("%d bytes came in pieces", n)
 	}
 	c.takeWalls()
-	c.sendFragments(kid.Addr, kid.Name, trap.at, "both")
+	c.sendFragments(kid.Addr, kid.Name, pieces.at, "both")
 	c.box.Until(soon, "without the walls the pieces arrive as one datagram", func() error {
-		if n := trap.got.Load(); n != fragmented {
+		if n := pieces.got.Load(); n != fragmented {
 			return fmt.Errorf("%d bytes", n)
 		}
 		return nil
 	})
+	thrown.arrive()
 	for i, o := range c.attack(kid.Name, steps...) {
 		if i < len(here) && (o.Error != "" || string(o.Data) != "hello") || o.Error == "EPERM" {
 			c.t.Errorf("without the walls, %s port %d: %+v", steps[i].Host, steps[i].Port, o)

@@ -1,12 +1,10 @@
 package e2e
 
 import (
-	"net"
 	"net/netip"
 	"os/exec"
 	"path/filepath"
 	"strconv"
-	"sync/atomic"
 
 	"tagout/internal/audit"
 	"tagout/internal/reason"
@@ -61,30 +59,4 @@ func (c *cases) fragments() {
 	c.waitDenied("a later piece alone", kid, 1, func(r *audit.Record) bool {
 		return r.Reason == reason.Fragment && r.Dst != nil && r.Dst.Addr == evil
 	})
-}
-
-// fragmentTrap counts the bytes of datagrams that arrive at an address of the host.
-type fragmentTrap struct {
-	at  netip.AddrPort
-	got atomic.Int64
-}
-
-func (c *cases) trapFragments(at netip.AddrPort) *fragmentTrap {
-	c.t.Helper()
-	conn, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(at))
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	c.t.Cleanup(func() { conn.Close() })
-	trap := &fragmentTrap{at: at}
-	go func() {
-		for buf := make([]byte, 65536); ; {
-			n, err := conn.Read(buf)
-			if err != nil {
-				return
-			}
-			trap.got.Add(int64(n))
-		}
-	}()
-	return trap
 }
