@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"net/url"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -18,6 +20,9 @@ func (a *app) destroyCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := needFlags(cmd, "reason"); err != nil {
 				return err
+			}
+			if cmd.Flags().Changed("lesson") && strings.TrimSpace(lesson) == "" {
+				return usage(errors.New("--lesson: there is nothing in it: say what was learned, or leave it out"))
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), destroyLimit)
 			defer cancel()

@@ -86,7 +86,7 @@ func (a *app) grantsCommand() *cobra.Command {
 			t := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
 			fmt.Fprintln(t, "GRANT\tHOST\tPROTOCOL\tUNTIL\tBY\tREASON")
 			for _, g := range list {
-				fmt.Fprintf(t, "%s\t%s:%d\t%s\t%s\t%s\t%s\n", g.ID, g.Host, g.Port, g.Protocol, g.Expires.Format(time.RFC3339), g.By, g.Reason)
+				fmt.Fprintf(t, "%s\t%s:%d\t%s\t%s\t%s\t%s\n", g.ID, g.Host, g.Port, g.Protocol, g.Expires.Format(time.RFC3339), oneLine(g.By), oneLine(g.Reason))
 			}
 			return t.Flush()
 		},

@@ -41,7 +41,7 @@ func (a *app) lessons(cmd *cobra.Command, words []string) error {
 	w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "LESSON\tKID\tCARD\tSTATE\tBY\tTEXT")
 	for _, l := range list {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", l.Name, l.Kid, l.Card, l.State, l.By, l.Text)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", l.Name, l.Kid, l.Card, l.State, l.By, oneLine(l.Text))
 	}
 	return w.Flush()
 }

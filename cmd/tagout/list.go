@@ -37,7 +37,7 @@ func (a *app) list(cmd *cobra.Command, all bool) error {
 	w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "KID\tSTATE\tCARD\tADDRESS\tAGE\tPURPOSE")
 	for _, k := range kids {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", k.Name, k.State, k.Card, address(k), time.Since(k.Created).Round(time.Second), k.Purpose)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", k.Name, k.State, k.Card, address(k), time.Since(k.Created).Round(time.Second), oneLine(k.Purpose))
 	}
 	return w.Flush()
 }

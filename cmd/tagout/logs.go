@@ -58,6 +58,9 @@ func (a *app) logs(ctx context.Context, kid, exec string, follow bool) error {
 		}
 		return p.frame(line, f)
 	})
+	if follow && ctx.Err() != nil {
+		return &coded{code: exitInterrupted} // as it is meant to end
+	}
 	if err != nil {
 		return unanswered(inst, instance.Sandboxd, err)
 	}

@@ -82,7 +82,7 @@ func (a *app) followRecords(ctx context.Context, dir string, from map[string]log
 	tail := logtail.New(dir, from, fmt.Appendf(nil, "%q", who))
 	look := time.NewTicker(followEvery)
 	defer look.Stop()
-	for gone := false; !gone && ctx.Err() == nil; {
+	for gone := false; !gone; {
 		var failed error
 		tail.Poll(ctx, logtail.Handler{Line: func(line []byte, _ string, _ int64) { // a log that cannot be read is tried again
 			var r audit.Record
@@ -99,6 +99,7 @@ func (a *app) followRecords(ctx context.Context, dir string, from map[string]log
 			select {
 			case <-look.C:
 			case <-ctx.Done():
+				return &coded{code: exitInterrupted} // as it is meant to end
 			}
 		}
 	}
@@ -145,5 +146,5 @@ func recordLine(r audit.Record) string {
 	if r.Detail != "" {
 		b.WriteString(" " + r.Detail)
 	}
-	return b.String()
+	return oneLine(b.String()) // names, programs and arguments are the kid's own words
 }
