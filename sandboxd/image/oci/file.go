@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -92,6 +93,9 @@ func topNames(file string) (map[string]bool, error) {
 		if err != nil {
 			return nil, err
 		}
+		if most := unpack.DefaultLimits().Files; n >= most { // it is looked through once more for each layer
+			return nil, fmt.Errorf("%w: more than %d files", unpack.ErrLimit, most)
+		}
 		name := strings.TrimPrefix(path.Clean("/"+hdr.Name), "/")
 		if hdr.Typeflag == tar.TypeReg && !strings.Contains(name, "/") && len(out) < 64 {
 			out[name] = true
@@ -131,24 +135,19 @@ func (r rootfs) Unpack(ctx context.Context, u *unpack.Unpacker, _ string, m *sto
 type dockerSave struct{ local }
 
 func (d dockerSave) Unpack(ctx context.Context, u *unpack.Unpacker, _ string, m *store.Manifest) error {
-	open := func() (io.ReadCloser, error) { return os.Open(d.file) }
-	if err := d.small(); err != nil {
+	raw, err := d.document(ctx, "manifest.json")
+	if err != nil {
 		return err
 	}
-	list, err := tarball.LoadManifest(open)
-	if err != nil {
-		return fmt.Errorf("reading %s: %w", d.file, err)
+	var list tarball.Manifest
+	if err := json.Unmarshal(raw, &list); err != nil {
+		return fmt.Errorf("reading manifest.json of %s: %w", d.file, err)
 	}
 	if len(list) != 1 {
 		return fmt.Errorf("%s holds %d images: save the one that you want by itself", d.file, len(list))
 	}
-	img, err := tarball.Image(open, nil)
-	if err != nil {
-		return fmt.Errorf("reading %s: %w", d.file, err)
-	}
-	raw, err := img.RawConfigFile()
-	if err != nil {
-		return fmt.Errorf("reading %s: %w", d.file, err)
+	if raw, err = d.document(ctx, list[0].Config); err != nil {
+		return err
 	}
 	id := strings.TrimPrefix(strings.TrimSuffix(path.Base(list[0].Config), ".json"), "sha256:")
 	config, err := parseConfig(raw, v1.Hash{Algorithm: "sha256", Hex: id})
@@ -168,6 +167,28 @@ func (d dockerSave) Unpack(ctx context.Context, u *unpack.Unpacker, _ string, m 
 	return nil
 }
 
+// document reads a file of the archive that has to fit into memory. The library is not asked: it reads whatever has the name,
+// however long it is.
+func (d dockerSave) document(ctx context.Context, name string) ([]byte, error) {
+	f, err := os.Open(d.file)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close() // only read
+	content, err := find(ctx, f, name)
+	if err != nil {
+		return nil, err
+	}
+	raw, err := io.ReadAll(io.LimitReader(content, maxDocument+1))
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("reading %s: %w", d.file, err)
+	case len(raw) > maxDocument:
+		return nil, fmt.Errorf("%w: %q in %s is longer than the %d bytes of the longest document", unpack.ErrLimit, name, d.file, maxDocument)
+	}
+	return raw, nil
+}
+
 // layer unpacks one layer. The library is not asked for it: it would look a layer up by its digest, which two may share.
 func (d dockerSave) layer(ctx context.Context, u *unpack.Unpacker, name string, diff v1.Hash) error {
 	f, err := os.Open(d.file)
@@ -175,7 +196,7 @@ func (d dockerSave) layer(ctx context.Context, u *unpack.Unpacker, name string, 
 		return err
 	}
 	defer f.Close() // only read
-	content, err := find(f, name)
+	content, err := find(ctx, f, name)
 	if err != nil {
 		return err
 	}
@@ -189,7 +210,7 @@ func (d dockerSave) layer(ctx context.Context, u *unpack.Unpacker, name string, 
 
 // find returns the content of a regular file in an archive, by way of the links that older versions of Docker make
 // between equal layers.
-func find(f *os.File, name string) (io.Reader, error) {
+func find(ctx context.Context, f *os.File, name string) (io.Reader, error) {
 	for range 8 {
 		if _, err := f.Seek(0, io.SeekStart); err != nil {
 			return nil, err
@@ -197,6 +218,9 @@ func find(f *os.File, name string) (io.Reader, error) {
 		tr := tar.NewReader(f)
 		hdr, err := tr.Next()
 		for err == nil && path.Clean(hdr.Name) != path.Clean(name) {
+			if err := ctx.Err(); err != nil {
+				return nil, err
+			}
 			hdr, err = tr.Next()
 		}
 		switch {
@@ -213,27 +237,4 @@ func find(f *os.File, name string) (io.Reader, error) {
 		}
 	}
 	return nil, errors.New("the links in the archive go in circles")
-}
-
-// small refuses an archive whose documents would not fit into memory. Layers are the only large files.
-func (d dockerSave) small() error {
-	f, err := os.Open(d.file)
-	if err != nil {
-		return err
-	}
-	defer f.Close() // only read
-	tr := tar.NewReader(f)
-	for {
-		hdr, err := tr.Next()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("reading %s: %w", d.file, err)
-		}
-		document := strings.HasSuffix(hdr.Name, ".json") || path.Base(hdr.Name) == "repositories"
-		if document && hdr.Size > maxDocument {
-			return fmt.Errorf("%s in %s is %d bytes long: the most is %d", hdr.Name, d.file, hdr.Size, maxDocument)
-		}
-	}
 }

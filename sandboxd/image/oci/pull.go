@@ -76,9 +76,21 @@ func remoteDocuments(img v1.Image, digest v1.Hash) (documents, error) {
 		d.manifest, err = img.Manifest()
 	}
 	if err == nil {
+		err = fits(d.manifest.Config.Size)
+	}
+	if err == nil {
 		d.config, err = img.RawConfigFile()
 	}
 	return d, err
+}
+
+// fits says why a document of that many bytes is not fetched. The library would keep all of it, and takes a negative size for
+// one that need not be compared.
+func fits(size int64) error {
+	if size < 0 || size > maxDocument {
+		return fmt.Errorf("%w: its configuration has %d bytes: the most is %d", unpack.ErrLimit, size, maxDocument)
+	}
+	return nil
 }
 
 // Latest returns the digest that the reference has at the registry now.
