@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -41,10 +42,36 @@ func (u *Unpacker) open(dir string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := u.shallow(f); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
 	u.forget()
 	u.parent, u.path = f, dir
 	return f, nil
 }
+
+// shallow refuses to go on in a directory that lies deeper than an entry may. What an entry's path says is not enough: by way
+// of links it can lead from one end to the next, down to where nobody can remove it any more (one descriptor for each level).
+func (u *Unpacker) shallow(dir *os.File) error {
+	root, err := where(u.root)
+	if err != nil {
+		return err
+	}
+	path, err := where(dir)
+	levels := strings.Count(strings.TrimPrefix(path, root), "/")
+	switch {
+	case errors.Is(err, unix.ENAMETOOLONG):
+		return fmt.Errorf("%w: a path of more than %d bytes", ErrLimit, maxPath)
+	case err != nil:
+		return err
+	case levels >= u.limits.Depth:
+		return fmt.Errorf("%w: something in a directory of %d levels, by way of links", ErrLimit, levels)
+	}
+	return nil
+}
+
+// where asks the kernel for the path of an open directory.
+func where(f *os.File) (string, error) { return os.Readlink(fmt.Sprint("/proc/self/fd/", f.Fd())) }
 
 // make makes a directory that the image did not list; its parents may be missing too.
 func (u *Unpacker) make(dir string) (*os.File, error) {

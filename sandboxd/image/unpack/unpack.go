@@ -92,7 +92,7 @@ func (u *Unpacker) Layer(ctx context.Context, stream io.Reader) error {
 		if err != nil {
 			return fmt.Errorf("unpacking layer %d: %w", u.layers, err)
 		}
-		if err := u.entry(hdr, tr); err != nil {
+		if err := u.entry(hdr, &wanted{ctx, tr}); err != nil {
 			return fmt.Errorf("unpacking layer %d: entry %s: %w", u.layers, quote(hdr.Name), err)
 		}
 	}
@@ -120,6 +120,19 @@ func (m *meter) Read(p []byte) (int, error) {
 	n, err := m.from.Read(p)
 	*m.read += int64(n)
 	return n, err
+}
+
+// wanted reads until the context ends, also where what is read takes nothing from the stream: a hole in a sparse file.
+type wanted struct {
+	ctx  context.Context
+	from io.Reader
+}
+
+func (w *wanted) Read(p []byte) (int, error) {
+	if err := w.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return w.from.Read(p)
 }
 
 func (u *Unpacker) entry(hdr *tar.Header, content io.Reader) error {

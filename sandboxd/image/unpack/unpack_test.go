@@ -297,7 +297,7 @@ func TestLimits(t *testing.T) {
 	for i := range same {
 		same[i] = entry{name: "f"}
 	}
-	big := strings.Repeat("x", 600<<10)
+	big, long := strings.Repeat("x", 600<<10), strings.Repeat("n", 255)+"/"
 	for name, layers := range map[string][][]byte{
 		"many files":             {layer(t, many...)},
 		"one file many times":    {layer(t, same...)},
@@ -306,6 +306,8 @@ func TestLimits(t *testing.T) {
 		"bytes":                  {layer(t, entry{name: "a", content: big}, entry{name: "b", content: big})},
 		"bytes of removed files": {layer(t, entry{name: "a", content: big}), layer(t, entry{name: "a", content: big})},
 		"depth":                  {layer(t, entry{name: strings.Repeat("d/", 17), kind: tar.TypeDir})},
+		"depth by way of a link": {layer(t, entry{name: strings.Repeat("d/", 15), kind: tar.TypeDir}, entry{name: "l", kind: tar.TypeSymlink, link: strings.Repeat("d/", 15)}, entry{name: "l/d/d", kind: tar.TypeDir})},
+		"path by way of a link":  {layer(t, entry{name: strings.Repeat(long, 15), kind: tar.TypeDir}, entry{name: "l", kind: tar.TypeSymlink, link: strings.Repeat(long, 15)}, entry{name: "l/" + long + "x", content: "x"})},
 		"name":                   {layer(t, entry{name: strings.Repeat("n", 256)})},
 		"path":                   {layer(t, entry{name: strings.Repeat(strings.Repeat("n", 200)+"/", 21), kind: tar.TypeDir})},
 		"a size that is a lie":   {lie(t, 1<<40)},
@@ -318,11 +320,15 @@ func TestLimits(t *testing.T) {
 			}
 		})
 	}
-	// Control: what is just within them.
+	// Controls: what is just within them.
 	o := newOutside(t)
 	r, err := o.unpack(small(), layer(t, many[:100]...))
 	if err != nil || r.Files != 100 {
 		t.Errorf("100 files of 100: %+v, %v", r, err)
+	}
+	if _, err := newOutside(t).unpack(small(), layer(t, entry{name: strings.Repeat("d/", 16), kind: tar.TypeDir}, entry{name: "l", kind: tar.TypeSymlink, link: strings.Repeat("d/", 14)},
+		entry{name: "l/d/f", content: "x"})); err != nil {
+		t.Errorf("16 levels of 16: %v", err)
 	}
 }
 
@@ -345,6 +351,57 @@ func TestTruncatedLayerIsRefused(t *testing.T) {
 			t.Errorf("%d of %d bytes: no error", n, len(whole))
 		}
 	}
+}
+
+// TestHolesAreCalledOff: a sparse file of many zeros takes nothing from the stream, and ends with the caller all the same.
+func TestHolesAreCalledOff(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	o := newOutside(t)
+	u, err := New(o.image, Limits{Bytes: 1 << 50, Files: 10, Depth: 10})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer u.Close() // only read
+	done := make(chan error, 1)
+	go func() { done <- u.Layer(ctx, bytes.NewReader(hole(t, 1<<45))) }()
+	deadline := time.Now().Add(20 * time.Second)
+	for info, err := os.Stat(filepath.Join(o.image, "a")); err != nil || info.Size() == 0; info, err = os.Stat(filepath.Join(o.image, "a")) {
+		if time.Now().After(deadline) {
+			t.Fatal("the hole is not being written")
+		}
+	}
+	cancel()
+	select {
+	case err := <-done:
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("%v, want %v", err, context.Canceled)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("it goes on without its caller")
+	}
+}
+
+// hole is a layer with a sparse file of so many zeros and no data, in GNU's format 1.0, which the library reads and does not write.
+func hole(t *testing.T, size int64) []byte {
+	t.Helper()
+	var records string
+	for _, r := range []string{"GNU.sparse.major=1", "GNU.sparse.minor=0", "GNU.sparse.name=a", fmt.Sprint("GNU.sparse.realsize=", size)} {
+		n := len(r) + 2 // a blank and a line's end
+		for len(fmt.Sprint(n))+len(r)+2 != n {
+			n++
+		}
+		records += fmt.Sprintf("%d %s\n", n, r)
+	}
+	head := layer(t, entry{name: "records", content: records})
+	head = head[:len(head)-1024] // without the archive's end
+	head[156] = 'x'
+	copy(head[148:156], "        ")
+	sum := 0
+	for _, b := range head[:512] {
+		sum += int(b)
+	}
+	copy(head[148:156], fmt.Sprintf("%06o\x00 ", sum))
+	return append(head, layer(t, entry{name: "a", content: "0\n" + strings.Repeat("\x00", 510)})...)
 }
 
 func TestCalledOff(t *testing.T) {
