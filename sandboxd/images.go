@@ -10,7 +10,9 @@ import (
 	"path/filepath"
 	"time"
 
+	"tagout/internal/authority"
 	"tagout/internal/instance"
+	"tagout/internal/reason"
 	"tagout/internal/wire"
 	"tagout/sandboxd/image"
 	"tagout/sandboxd/image/build"
@@ -30,7 +32,8 @@ type imageSet struct {
 	stored  *image.Stored
 	keeper  *keep.Keeper
 	builder *build.Builder
-	reach   func() (*http.Transport, error) // registries
+	signed  bool                                        // making a kid takes a signature
+	reach   func(private bool) (*http.Transport, error) // registries
 }
 
 // newImages opens the store, removes what killed processes left there, and finds out how its images can be mounted. builds'
@@ -60,7 +63,7 @@ func newImages(cfg Config, kids build.Kids) (*imageSet, error) {
 	if why != nil {
 		cfg.Log.Warn("files of imported images will be nobody's in kids: no idmapped mounts here", "error", why)
 	}
-	return &imageSet{host: host, stored: stored, keeper: keeper, builder: build.New(kids), reach: cfg.Registries}, nil
+	return &imageSet{host: host, stored: stored, keeper: keeper, builder: build.New(kids), signed: cfg.SpawnSigned, reach: cfg.Registries}, nil
 }
 
 // writable is an image for a kid whose root may write: the machine's, or a build's.
@@ -87,9 +90,9 @@ func (i *imageSet) Remove(name, actor string) error { return i.keeper.Remove(nam
 // Sweep removes replaced images that no kid uses, and leftovers.
 func (i *imageSet) Sweep(actor string) (store.Swept, error) { return i.keeper.Sweep(actor) }
 
-// Pull fetches an image from a registry.
-func (i *imageSet) Pull(ctx context.Context, actor string, r wire.PullRequest, tell func(string)) (store.Manifest, error) {
-	transport, err := i.reach()
+// Pull fetches an image from a registry; local callers, who are root, also from one at a private address.
+func (i *imageSet) Pull(ctx context.Context, actor string, local bool, r wire.PullRequest, tell func(string)) (store.Manifest, error) {
+	transport, err := i.reach(local)
 	if err != nil {
 		return store.Manifest{}, err
 	}
@@ -107,15 +110,24 @@ func (i *imageSet) Import(ctx context.Context, name, actor string, l wire.ImageL
 
 // Build makes an image of Debian packages.
 func (i *imageSet) Build(ctx context.Context, actor string, r wire.BuildRequest, tell func(string)) (store.Manifest, error) {
+	w := keep.Wish{Name: r.Name, Actor: actor, Way: "build", Source: r.Mirror, Limits: limits(r.ImageLimits)}
+	if i.signed {
+		return store.Manifest{}, i.keeper.Refuse(w, errSigned)
+	}
 	job, err := i.builder.Begin(r.Name, actor, build.Request{
 		Suite: r.Suite, Mirror: r.Mirror, Components: r.Components, More: r.Sources, Packages: r.Packages, Keyring: r.Keyring, Space: r.Space, Time: r.Timeout,
 	}, tell)
 	if err != nil {
-		return store.Manifest{}, i.keeper.Refuse(keep.Wish{Name: r.Name, Actor: actor, Way: "build", Source: r.Mirror}, err)
+		return store.Manifest{}, i.keeper.Refuse(w, err)
 	}
 	defer job.End()
-	return i.keeper.Add(ctx, keep.Wish{Name: r.Name, Actor: actor, Way: "build", Source: job.Mirror(), Limits: limits(r.ImageLimits)}, job)
+	w.Source = job.Mirror()
+	return i.keeper.Add(ctx, w, job)
 }
+
+// errSigned: no order is for a build's kids, and what runs in them is whoever's packages were named.
+var errSigned = &authority.Refusal{Code: reason.OrderUnsigned,
+	Text: "making a kid takes a signature on this box (`spawn:` in its configuration), and a build makes two that nobody can sign for: import an image that was made elsewhere"}
 
 func limits(l wire.ImageLimits) unpack.Limits {
 	out := unpack.DefaultLimits()

@@ -69,7 +69,7 @@ type Config struct {
 	API         config.API       // zero: only over the unix socket
 	Served      []netip.AddrPort // where the box's daemons serve over TCP; may be empty
 	Budget      kids.Budget
-	Registries  func() (*http.Transport, error) // reaches those from which images are pulled
+	Registries  func(private bool) (*http.Transport, error) // reaches those from which images are pulled; also at private addresses
 	Kernel      Kernel
 	Denials     events.Source
 	Audit       Recorder

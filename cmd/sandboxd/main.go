@@ -68,8 +68,10 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 	init := filepath.Join(filepath.Dir(self), "kid-init")
 	return sandboxd.Run(ctx, sandboxd.Config{
 		Inst: d.Inst, Init: init, Trial: func(ctx context.Context) error { return tryRuntime(ctx, self, init) }, Alerts: sinks(d.Box), Authorities: d.Box.Authorities, Leases: terms, Trip: d.Box.Trip, API: d.Box.API, Served: served(d.Box), SpawnSigned: d.Box.SpawnSigned,
-		Registries: func() (*http.Transport, error) { return oci.NewTransport(d.Box.Resolvers[0], d.Box.UpstreamCAs) },
-		Budget:     kids.Budget{Box: d.Box.KidLimits.Kids, Owner: d.Box.KidLimits.KidsPerOwner},
-		Kernel:     &kernel{maps: maps, lease: terms.Kernel, opens: connectRate(d.Box.KidLimits)}, Denials: denials{maps}, Audit: d.Audit, Metrics: metrics.NewSandboxd(d.Metrics), Log: d.Log,
+		Registries: func(private bool) (*http.Transport, error) {
+			return oci.NewTransport(d.Box.Resolvers[0], d.Box.UpstreamCAs, private)
+		},
+		Budget: kids.Budget{Box: d.Box.KidLimits.Kids, Owner: d.Box.KidLimits.KidsPerOwner},
+		Kernel: &kernel{maps: maps, lease: terms.Kernel, opens: connectRate(d.Box.KidLimits)}, Denials: denials{maps}, Audit: d.Audit, Metrics: metrics.NewSandboxd(d.Metrics), Log: d.Log,
 	}, d.Serve)
 }

@@ -59,5 +59,5 @@ func (a *app) registryTransport() (*http.Transport, error) {
 	if err != nil {
 		return nil, err
 	}
-	return oci.NewTransport(box.Resolvers[0], box.UpstreamCAs)
+	return oci.NewTransport(box.Resolvers[0], box.UpstreamCAs, true)
 }

@@ -2,6 +2,7 @@ package policy
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 )
@@ -181,6 +182,16 @@ func classify(a netip.Addr) (class, string) {
 func IsMetadata(addr netip.Addr) bool {
 	c, _ := classify(addr)
 	return c == meta
+}
+
+// CheckCall says why Tagout itself, outside of any kid and so without a rule, calls addr for nobody: metadata, link-local and
+// whatever else no rule may grant. Private addresses are called only where private is true.
+func CheckCall(addr netip.Addr, private bool) error {
+	class, what := classify(addr)
+	if class == public || class == grantable && private {
+		return nil
+	}
+	return fmt.Errorf("%s is a %s address", addr, what)
 }
 
 // CheckGrant says whether a rule's addresses may list prefix: masked, not public (which needs no grant), and

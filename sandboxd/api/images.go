@@ -23,7 +23,7 @@ import (
 // Images are what kids can run on.
 type Images interface {
 	List() ([]store.Image, error)
-	Pull(ctx context.Context, actor string, r wire.PullRequest, tell func(line string)) (store.Manifest, error)
+	Pull(ctx context.Context, actor string, local bool, r wire.PullRequest, tell func(line string)) (store.Manifest, error)
 	Import(ctx context.Context, name, actor string, l wire.ImageLimits, archive io.Reader) (store.Manifest, error)
 	Build(ctx context.Context, actor string, r wire.BuildRequest, tell func(line string)) (store.Manifest, error)
 	Remove(name, actor string) error
@@ -95,7 +95,7 @@ func (s *server) pullImage(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	s.makeImage(w, func(tell func(string)) (store.Manifest, error) {
-		return s.images.Pull(r.Context(), actor(r.Context()), req, tell)
+		return s.images.Pull(r.Context(), actor(r.Context()), CallerOf(r.Context()).Local, req, tell)
 	})
 }
 
@@ -215,5 +215,7 @@ var imageStatuses = map[reason.Code]int{
 	reason.TooLarge:       http.StatusRequestEntityTooLarge,
 	reason.Capacity:       http.StatusInsufficientStorage,
 	reason.DigestMismatch: http.StatusBadGateway,
+	reason.PrivateAnswer:  http.StatusForbidden,
+	reason.OrderUnsigned:  http.StatusForbidden,
 	reason.SourceFailed:   http.StatusBadGateway,
 }

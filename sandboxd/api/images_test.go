@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tagout/internal/authority"
 	"tagout/internal/reason"
 	"tagout/internal/wire"
 	"tagout/sandboxd/image/build"
@@ -32,7 +33,7 @@ type fakeImages struct {
 }
 
 func (f fakeImages) List() ([]store.Image, error) { return f.list() }
-func (f fakeImages) Pull(_ context.Context, actor string, r wire.PullRequest, tell func(string)) (store.Manifest, error) {
+func (f fakeImages) Pull(_ context.Context, actor string, _ bool, r wire.PullRequest, tell func(string)) (store.Manifest, error) {
 	return f.pull(actor, r, tell)
 }
 func (f fakeImages) Import(_ context.Context, name, actor string, l wire.ImageLimits, archive io.Reader) (store.Manifest, error) {
@@ -54,6 +55,8 @@ func TestImageRefusals(t *testing.T) {
 	}{
 		{fmt.Errorf("x: %w", store.ErrName), 422, reason.Malformed, 0},
 		{fmt.Errorf("x: %w", oci.ErrReference), 422, reason.Malformed, 0},
+		{&authority.Refusal{Code: reason.OrderUnsigned, Text: "x"}, 403, reason.OrderUnsigned, 0},
+		{fmt.Errorf("x: %w", oci.ErrAddress), 403, reason.PrivateAnswer, 0},
 		{fmt.Errorf("x: %w", build.ErrRequest), 422, reason.Malformed, 0},
 		{fmt.Errorf("x: %w", store.ErrUnknown), 404, reason.OK, 0},
 		{fmt.Errorf("x: %w", store.ErrInUse), 409, reason.ImageInUse, 0},

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tagout/internal/audit"
+	"tagout/internal/authority"
 	"tagout/internal/reason"
 	"tagout/sandboxd/image/build"
 	"tagout/sandboxd/image/oci"
@@ -110,13 +111,13 @@ func (k *Keeper) may() error {
 	return nil
 }
 
-// refused records what was not done. Bytes that are not those that were promised are an attempt at something: that is told
-// to the box's receivers of alerts, as every deny is.
+// refused records what was not done. Bytes that are not those that were promised, and addresses that are not to be called,
+// are an attempt at something: that is told to the box's receivers of alerts, as every deny is.
 func (k *Keeper) refused(actor, what string, err error, fields map[string]string) {
 	out := map[string]string{"what": what}
 	maps.Copy(out, fields)
 	code, outcome := ReasonOf(err), audit.OutcomeFail
-	if code == reason.DigestMismatch {
+	if code == reason.DigestMismatch || code == reason.PrivateAnswer || code == reason.OrderUnsigned {
 		outcome = audit.OutcomeDeny
 	}
 	k.Audit.Log(audit.Record{Event: audit.EventImageRefused, Actor: actor, Outcome: outcome, Reason: code, Detail: err.Error(), Fields: out})
@@ -138,11 +139,16 @@ func fields(m *store.Manifest) map[string]string {
 
 // ReasonOf returns the reason code of what the store, or a source of images, refused.
 func ReasonOf(err error) reason.Code {
+	if no := (*authority.Refusal)(nil); errors.As(err, &no) {
+		return no.Code
+	}
 	switch {
 	case errors.Is(err, ErrUnrecorded), errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
 		return reason.Capacity
 	case errors.Is(err, oci.ErrDigest), errors.Is(err, store.ErrForged):
 		return reason.DigestMismatch
+	case errors.Is(err, oci.ErrAddress):
+		return reason.PrivateAnswer
 	case errors.Is(err, unpack.ErrLimit):
 		return reason.TooLarge
 	case errors.Is(err, store.ErrName), errors.Is(err, oci.ErrReference), errors.Is(err, build.ErrRequest):
