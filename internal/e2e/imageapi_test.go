@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"io"
@@ -10,8 +11,10 @@ import (
 	"testing"
 
 	"tagout/internal/audit"
+	"tagout/internal/config"
 	"tagout/internal/control"
 	"tagout/internal/instance"
+	"tagout/internal/reason"
 	"tagout/internal/testenv"
 	"tagout/internal/wire"
 	"tagout/sandboxd/api"
@@ -158,6 +161,153 @@ func refusedOverHTTP(t *testing.T, box *testenv.Box, c *control.Client) {
 		}
 		return nil
 	})
+}
+
+// TestImagesOverTCP: a key with the role images adds and removes them, and no other; nobody reaches a private address by way
+// of a reference; an AI agent changes nothing. A box on which kids are signed for builds none.
+func TestImagesOverTCP(t *testing.T) {
+	t.Parallel()
+	addr := freePort(t)
+	box := testenv.StartWith(t, func(b *config.Box) { b.API.Listen, b.SpawnSigned = addr, true })
+	reader := strings.TrimSpace(box.Must("apikey", "add", "reader", "--role", "read,spawn,exec,files,destroy"))
+	keeper := strings.TrimSpace(box.Must("apikey", "add", "keeper", "--role", "images,read"))
+	call := func(key, method, route, agent string, body io.Reader) (int, string) {
+		t.Helper()
+		req, err := http.NewRequestWithContext(t.Context(), method, "http://"+addr.String()+route, body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer "+key)
+		req.Header.Set("Content-Type", "application/json")
+		if agent != "" {
+			req.Header.Set("Tagout-Agent", agent)
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close() // read whole
+		raw, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.StatusCode, string(raw)
+	}
+	openShop(t, box)
+	raw := toolTar(t, box, "uploaded") // more than a request with JSON may have
+	if code, body := call(keeper, "PUT", "/v1/images/tool", "", bytes.NewReader(raw)); code != http.StatusOK {
+		t.Errorf("import: %d %s", code, body)
+	}
+	if code, body := call(keeper, "POST", "/v1/images/pull", "", strings.NewReader(`{"name":"pulled","ref":"registry.vendor.test/tools/tool:1.2"}`)); code != http.StatusOK || !strings.Contains(body, `"image":{`) {
+		t.Errorf("pull: %d %s", code, body)
+	}
+	for _, bad := range []string{"127.0.0.1:1", "loopback.vendor.test", "rebind.vendor.test", "[fd00:ec2::254]:80"} {
+		if code, body := call(keeper, "POST", "/v1/images/pull", "", strings.NewReader(`{"name":"bad","ref":"`+bad+`/x:1"}`)); !strings.Contains(body, `"reason":"private-answer"`) {
+			t.Errorf("pull from %s: %d %s", bad, code, body)
+		}
+	}
+	for _, who := range []struct{ key, agent string }{{reader, ""}, {keeper, "m"}} {
+		for _, r := range []struct{ method, route, body string }{
+			{"PUT", "/v1/images/bad", "tar"}, {"POST", "/v1/images/pull", `{"name":"bad","ref":"x"}`}, {"POST", "/v1/images/build", `{"name":"bad","suite":"s"}`},
+			{"POST", "/v1/images/gc", ""}, {"DELETE", "/v1/images/tool", ""},
+		} {
+			if code, body := call(who.key, r.method, r.route, who.agent, strings.NewReader(r.body)); code != http.StatusForbidden {
+				t.Errorf("%s %s by who may not: %d %s", r.method, r.route, code, body)
+			}
+		}
+	}
+	if code, body := call(keeper, "POST", "/v1/images/build", "", strings.NewReader(`{"name":"bad","suite":"s"}`)); code != http.StatusForbidden || !strings.Contains(body, "order-unsigned") {
+		t.Errorf("a build where kids are signed for: %d %s", code, body)
+	}
+	if got := images(t, box); got != "pulled true 0, tool true 0, 0 leftovers" {
+		t.Errorf("images: %s", got)
+	}
+	box.WaitRecord("a private address", func(r *audit.Record) bool {
+		return r.Event == audit.EventImageRefused && r.Actor == "key:keeper" && r.Outcome == audit.OutcomeDeny && r.Reason == reason.PrivateAnswer
+	})
+	if code, body := call(keeper, "DELETE", "/v1/images/tool", "", nil); code != http.StatusNoContent {
+		t.Errorf("rm: %d %s", code, body)
+	}
+}
+
+// TestImagesOverHTTPAreBrokenOff: whoever is killed while an image comes over the API, nothing of it stays; where the disk is
+// full it is refused.
+func TestImagesOverHTTPAreBrokenOff(t *testing.T) {
+	t.Parallel()
+	box := testenv.Start(t)
+	s, _ := openShop(t, box)
+	raw := toolTar(t, box, "half")
+	pull := func(ctx context.Context, c *control.Client) error {
+		return c.Each(ctx, http.MethodPost, "/v1/images/pull", wire.PullRequest{Name: "half", Ref: "registry.vendor.test/tools/tool:1.2"}, func(json.RawMessage) error { return nil })
+	}
+	push := func(ctx context.Context, c *control.Client) error {
+		resp, err := c.Do(ctx, http.MethodPut, "/v1/images/half", io.MultiReader(bytes.NewReader(raw[:len(raw)/2]), stuck{ctx}), "application/x-tar")
+		if err == nil {
+			err = resp.Body.Close()
+		}
+		return err
+	}
+	for name, c := range map[string]struct {
+		do  func(context.Context, *control.Client) error
+		end func(cancel func())
+	}{
+		"a pull whose sandboxd is killed":    {pull, func(func()) { box.Kill9(instance.Sandboxd) }},
+		"a pull whose client goes away":      {pull, func(cancel func()) { cancel() }},
+		"an import whose sandboxd is killed": {push, func(func()) { box.Kill9(instance.Sandboxd) }},
+		"an import whose client goes away":   {push, func(cancel func()) { cancel() }},
+	} {
+		s.stalled = make(chan struct{})
+		s.stall.Store(true)
+		ctx, cancel := context.WithCancel(t.Context())
+		client := box.Client(instance.Sandboxd)
+		done := make(chan error, 1)
+		go func() { done <- c.do(ctx, client) }()
+		box.Until(soon, name, func() error {
+			if got := images(t, box); got != "1 leftovers" {
+				return errors.New(got)
+			}
+			return nil
+		})
+		c.end(cancel)
+		box.WaitHealthy(instance.Sandboxd)
+		cancel() // what a client would still send, it sends to nobody
+		if err := <-done; err == nil {
+			t.Errorf("%s: no error", name)
+		}
+		box.Until(soon, "nothing is left of "+name, func() error {
+			if got := images(t, box); got != "0 leftovers" {
+				return errors.New(got)
+			}
+			return nil
+		})
+	}
+	s.stall.Store(false)
+	c := box.Client(instance.Sandboxd)
+	fullDisk(t, box, func() {
+		if _, err := upload(t, c, "full", bytes.NewReader(raw)); control.Status(err) != http.StatusInsufficientStorage {
+			t.Errorf("an import on a full disk: %v", err)
+		}
+		if err := pull(t.Context(), c); err != nil { // its frames were not looked at
+			t.Errorf("a pull on a full disk: %v", err)
+		}
+		if got := images(t, box); got != "0 leftovers" {
+			t.Errorf("on a full disk: %s", got)
+		}
+	})
+	if _, err := upload(t, c, "half", bytes.NewReader(raw)); err != nil { // the control
+		t.Error(err)
+	}
+	if got := images(t, box); got != "half true 0, 0 leftovers" {
+		t.Errorf("with room: %s", got)
+	}
+}
+
+// stuck is a source that gives nothing more.
+type stuck struct{ ctx context.Context }
+
+func (s stuck) Read([]byte) (int, error) {
+	<-s.ctx.Done()
+	return 0, s.ctx.Err()
 }
 
 // endless is a stream of bytes that never ends.

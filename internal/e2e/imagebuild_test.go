@@ -232,11 +232,16 @@ func TestImageBuildFails(t *testing.T) {
 	if now := builtImage(t, box, "tools").ID; now != first {
 		t.Errorf("the image is %s, and was %s", now, first)
 	}
-	buildOnFullDisk(t, box, m)
+	fullDisk(t, box, func() {
+		if r := box.Tagout(buildArgs(m, "full")...); r.Code != 3 || !strings.Contains(r.Stderr, "no space left") {
+			t.Errorf("on a full disk: %+v", r)
+		}
+		wantNothingOfBuilds(t, box, "0 leftovers")
+	})
 }
 
-// buildOnFullDisk puts the image store on a disk that is too small for an image.
-func buildOnFullDisk(t *testing.T, box *testenv.Box, m *mirror) {
+// fullDisk puts the image store on a disk that is too small for an image while do runs.
+func fullDisk(t *testing.T, box *testenv.Box, do func()) {
 	t.Helper()
 	dir := box.Inst.ImageDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=4m"); err != nil {
@@ -252,10 +257,7 @@ func buildOnFullDisk(t *testing.T, box *testenv.Box, m *mirror) {
 			t.Fatal(err)
 		}
 	}
-	if r := box.Tagout(buildArgs(m, "full")...); r.Code != 3 || !strings.Contains(r.Stderr, "no space left") {
-		t.Errorf("on a full disk: %+v", r)
-	}
-	wantNothingOfBuilds(t, box, "0 leftovers")
+	do()
 }
 
 // TestImageBuildIsBrokenOff: whoever is killed or stopped in the middle of a build, nothing of it stays, and no half of it is

@@ -60,6 +60,11 @@ func TestInstallTrial(t *testing.T) {
 			t.Errorf("%s is on the machine", path)
 		}
 	}
+	one := box.Tagout("run", "../../../deploy/cards/install-trial.yaml", "--", "sh", "-c", source+
+		"apt-get -qq update && apt-get -qq install -y practice-cowsay >/dev/null && /usr/games/practice-cowsay hello && exit 7")
+	if one.Code != 7 || one.Stdout != "moo: hello\n" {
+		t.Errorf("in one line: %+v", one)
+	}
 	if n, _ := box.Net.Attacker.Total(); n != 0 {
 		t.Errorf("%d connections reached the attacker", n)
 	}
