@@ -15,7 +15,7 @@ FUZZTIME ?= 10m
 LIVES ?= 1000
 export CGO_ENABLED ?= 0
 
-.PHONY: build setup demo test test-race soak-kids bench bench-egress bench-kids bench-stop lint generate openapi check-generated fuzz clean
+.PHONY: build setup demo test test-race soak-kids soak-stop bench bench-egress bench-kids bench-stop lint generate openapi check-generated fuzz clean
 
 build: ## Build every binary, static, into build/bin
 	@mkdir -p $(BIN)
@@ -36,6 +36,10 @@ test-race: ## Run the tests of the packages that need no kernel under the race d
 
 soak-kids: setup build ## Let LIVES kids (default 1000) live at random while sandboxd is killed, and see that nothing is left
 	TAGOUT_BIN=$(CURDIR)/$(BIN) TAGOUT_SOAK=$(LIVES) go test -count=1 -timeout 3h -v -run '^TestRandomLives$$' ./internal/e2e
+
+soak-stop: setup build ## Run the stop cases at full size (16 GiB), and with this machine's clock set an hour forward for moments
+	@deploy/setup.sh test
+	TAGOUT_BIN=$(CURDIR)/$(BIN) go test -count=1 -timeout 30m -v -run '^TestStopCases$$' ./internal/e2e -stop.heavy -stop.wallclock
 
 bench-egress: setup build ## Measure the road out beside squid, smokescreen, dnsmasq and others (build/bench/egress.json)
 	@deploy/setup.sh bench

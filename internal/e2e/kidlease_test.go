@@ -98,6 +98,68 @@ func TestKidsLoseTheirLeaseWithTheProxy(t *testing.T) {
 	})
 }
 
+// TestKidsLoseTheirLeaseWithEachGuard: the same with each of the others that a lease needs, dead, deaf or unable to keep a
+// record.
+func TestKidsLoseTheirLeaseWithEachGuard(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		breaks func(*testing.T, *testenv.Box, wire.Kid)
+		names  string // in the tag
+	}{
+		"dnsfilter is dead": {func(_ *testing.T, box *testenv.Box, _ wire.Kid) {
+			box.StopSupervisor(unix.SIGKILL)
+			box.Kill9(instance.DNSFilter)
+		}, "dnsfilter: "},
+		"dnsfilter hangs": {func(t *testing.T, box *testenv.Box, _ wire.Kid) {
+			box.Freeze(instance.DNSFilter)
+			t.Cleanup(func() { box.Thaw(instance.DNSFilter) })
+		}, "dnsfilter: "},
+		"credd is dead": {func(_ *testing.T, box *testenv.Box, _ wire.Kid) {
+			box.StopSupervisor(unix.SIGKILL)
+			box.Kill9(instance.Credd)
+		}, "credd: "},
+		"the audit disk is full": {fullAudit, "audit log: "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			box := startLeased(t, short)
+			kid := sleeper(t, box, bareCard)
+			c.breaks(t, box, kid)
+			gone(t, box, kid)
+			box.Until(soon, "the kid is tagged", func() error {
+				if n := len(tags(t, box)); n != 1 {
+					return fmt.Errorf("%d tags", n)
+				}
+				return nil
+			})
+			if tag := tags(t, box)[0]; tag.Cause != "lease" || !strings.Contains(tag.Reason, c.names) || strings.Contains(tag.Reason, "proxy") {
+				t.Errorf("tag %+v, want one that names %q", tag, c.names)
+			}
+		})
+	}
+}
+
+// fullAudit has sandboxd write its log to a disk of its own, and fills that.
+func fullAudit(t *testing.T, box *testenv.Box, kid wire.Kid) {
+	t.Helper()
+	s := &stopCases{cases: &cases{t: t, box: box}}
+	d := s.newDisk(2, filepath.Dir(box.Inst.AuditFile(instance.Sandboxd)))
+	box.Kill9(instance.Sandboxd) // it opens its log at its start
+	box.WaitHealthy(instance.Sandboxd)
+	d.fill()
+	box.Until(soon, "sandboxd knows of its log", func() error {
+		// On record, where the log's last block has room for some.
+		if _, err := box.TryExec(t.Context(), kid.Name, wire.ExecRequest{Argv: []string{"/bin/true"}}); err != nil {
+			return err
+		}
+		var health wire.Health
+		if err := box.Client(instance.Sandboxd).Call(t.Context(), "GET", "/healthz", nil, &health); err != nil || health.Warning == "" {
+			return fmt.Errorf("%v: %+v", err, health)
+		}
+		return nil
+	})
+}
+
 // TestAKilledSandboxdHurtsNobody: it is back before the lease runs out; one that stands still is not, and is named.
 func TestAKilledSandboxdHurtsNobody(t *testing.T) {
 	t.Parallel()
