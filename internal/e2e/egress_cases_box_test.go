@@ -63,12 +63,13 @@ func (c *cases) denyWins() {
 func (c *cases) badCards() {
 	const line = `    - {host: svc.own.test, ports: [443], protocol: tls}`
 	for with, want := range map[string]string{
-		`    - {host: 169.254.0.0/16, ports: [80], protocol: http}`: "can never be allowed",
-		`    - {host: "*", ports: [443], protocol: tls}`:            "every host",
-		`    - {host: "*.com", ports: [443], protocol: tls}`:        "everybody's names under com",
-		`    - {host: svc.own.test, ports: [0], protocol: tls}`:     "0 is not a port",
-		`    - {host: svc.own.test, ports: [70000], protocol: tls}`: "70000 is not a port",
-		`    - {host: "", ports: [443], protocol: tls}`:             "host is empty",
+		`    - {host: 169.254.0.0/16, ports: [80], protocol: http}`:     "can never be allowed",
+		`    - {host: "*", ports: [443], protocol: tls}`:                "every host",
+		`    - {host: "*.com", ports: [443], protocol: tls}`:            "everybody's names under com",
+		`    - {host: "**.amazonaws.com", ports: [443], protocol: tls}`: "anybody can have one under s3.amazonaws.com",
+		`    - {host: svc.own.test, ports: [0], protocol: tls}`:         "0 is not a port",
+		`    - {host: svc.own.test, ports: [70000], protocol: tls}`:     "70000 is not a port",
+		`    - {host: "", ports: [443], protocol: tls}`:                 "host is empty",
 		line + "\n" + line: "has a rule already, in line 9",
 		`    - {host: svc.own.test, ports: [443], protocol: tls, methds: [GET]}`:          "write `methods:` instead",
 		`    - {host: a.test, ports: [80], protocol: http, addresses: [169.254.169.254]}`: "cannot be granted",
@@ -184,8 +185,9 @@ func (c *cases) theBoxItself() {
 	}
 }
 
-// E24. With nothing forced off the same setup of this very box succeeded.
-func (c *cases) featureMissing() {
+// setUp runs tagout setup on this very box, as on a machine that lacks the feature, or on this one where it is "".
+func (c *cases) setUp(lacks string) (string, error) {
+	c.t.Helper()
 	file := filepath.Join(c.t.TempDir(), "box.yaml")
 	cfg := c.box.Net.BoxConfig()
 	raw, err := cfg.Marshal()
@@ -195,17 +197,34 @@ func (c *cases) featureMissing() {
 	if err := os.WriteFile(file, raw, 0o600); err != nil {
 		c.t.Fatal(err)
 	}
+	cmd := exec.Command(filepath.Join(c.box.Bin, "tagout"), "--instance", c.box.Inst.Name(), "setup", "--config", file)
+	cmd.Env = append(os.Environ(), "TAGOUT_DOCTOR_OFF="+lacks)
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// nothingMissing: E24. With nothing forced off the same setup succeeds, and changes nothing for a kid that runs.
+func (c *cases) nothingMissing() {
+	if out, err := c.setUp(""); err != nil {
+		c.t.Errorf("%v: %s", err, out)
+	}
+	c.box.Net.DNS.SetHost("still.turn.test", c.box.Net.FilesAddr())
+	if o, ok := c.echoed("still.turn.test"); !ok {
+		c.t.Errorf("afterwards: %+v", o)
+	}
+}
+
+// E24.
+func (c *cases) featureMissing() {
 	for feature, want := range map[string][]string{
 		"cgroup-kill": {"CONFIG_CGROUPS", "5.14"}, "bpf-link": {"CONFIG_NET_XGRESS", "4.5"},
 	} {
-		cmd := exec.Command(filepath.Join(c.box.Bin, "tagout"), "--instance", c.box.Inst.Name(), "setup", "--config", file)
-		cmd.Env = append(os.Environ(), "TAGOUT_DOCTOR_OFF="+feature)
-		out, err := cmd.CombinedOutput()
+		out, err := c.setUp(feature)
 		if err == nil {
 			c.t.Errorf("a machine without %s was set up", feature)
 		}
 		for _, w := range append(want, feature) {
-			if !strings.Contains(string(out), w) {
+			if !strings.Contains(out, w) {
 				c.t.Errorf("without %s: %q does not say %s", feature, out, w)
 			}
 		}

@@ -271,6 +271,7 @@ func (c *cases) naiveRelay() {
 	well, naive := send, send
 	well.Host, naive.Host, naive.Port = "slow.vendor.test", "naive.vendor.test", portNaive
 	c.box.Net.DNS.SetHost("slow.vendor.test", c.box.Net.FilesAddr()) // E10 has moved it
+	c.letRead()
 	many := step{Kind: "tcp", Host: "many.vendor.test", Port: portMany, Any: true, Drop: true}
 	out := c.attack(c.kid.Name, well, naive, many)
 	if string(out[0].Data) != fmt.Sprint(1<<20) {
