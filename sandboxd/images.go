@@ -33,6 +33,7 @@ type imageSet struct {
 	keeper  *keep.Keeper
 	builder *build.Builder
 	signed  bool                                        // making a kid takes a signature
+	places  chan struct{}                               // one is taken by each pull and import under way
 	reach   func(private bool) (*http.Transport, error) // registries
 }
 
@@ -63,7 +64,7 @@ func newImages(cfg Config, kids build.Kids) (*imageSet, error) {
 	if why != nil {
 		cfg.Log.Warn("files of imported images will be nobody's in kids: no idmapped mounts here", "error", why)
 	}
-	return &imageSet{host: host, stored: stored, keeper: keeper, builder: build.New(kids), signed: cfg.SpawnSigned, reach: cfg.Registries}, nil
+	return &imageSet{host: host, stored: stored, keeper: keeper, builder: build.New(kids), signed: cfg.SpawnSigned, places: make(chan struct{}, maxArrivals), reach: cfg.Registries}, nil
 }
 
 // writable is an image for a kid whose root may write: the machine's, or a build's.
@@ -90,6 +91,20 @@ func (i *imageSet) Remove(name, actor string) error { return i.keeper.Remove(nam
 // Sweep removes replaced images that no kid uses, and leftovers.
 func (i *imageSet) Sweep(actor string) (store.Swept, error) { return i.keeper.Sweep(actor) }
 
+// maxArrivals bounds the pulls and imports that go on at once: each may take twice its limit of the disk.
+const maxArrivals = 4
+
+// add is the keeper's for what comes from outside, where there is a place for it.
+func (i *imageSet) add(ctx context.Context, w keep.Wish, src store.Source) (store.Manifest, error) {
+	select {
+	case i.places <- struct{}{}:
+		defer func() { <-i.places }()
+		return i.keeper.Add(ctx, w, src)
+	default:
+		return store.Manifest{}, i.keeper.Refuse(w, fmt.Errorf("%w: %d are already: wait for one to end", keep.ErrBusy, maxArrivals))
+	}
+}
+
 // Pull fetches an image from a registry; local callers, who are root, also from one at a private address.
 func (i *imageSet) Pull(ctx context.Context, actor string, local bool, r wire.PullRequest, tell func(string)) (store.Manifest, error) {
 	transport, err := i.reach(local)
@@ -98,14 +113,14 @@ func (i *imageSet) Pull(ctx context.Context, actor string, local bool, r wire.Pu
 	}
 	defer transport.CloseIdleConnections()
 	progress := func(format string, args ...any) { tell(fmt.Sprintf(format, args...)) }
-	return i.keeper.Add(ctx, keep.Wish{Name: r.Name, Actor: actor, Way: "pull", Source: r.Ref, Limits: limits(r.ImageLimits)},
+	return i.add(ctx, keep.Wish{Name: r.Name, Actor: actor, Way: "pull", Source: r.Ref, Limits: limits(r.ImageLimits)},
 		oci.Pulled{Ref: r.Ref, Transport: transport, Progress: progress})
 }
 
 // Import unpacks an image that arrives as an archive.
 func (i *imageSet) Import(ctx context.Context, name, actor string, l wire.ImageLimits, archive io.Reader) (store.Manifest, error) {
 	max := limits(l)
-	return i.keeper.Add(ctx, keep.Wish{Name: name, Actor: actor, Way: "import", Source: uploaded, Limits: max}, upload{archive, max})
+	return i.add(ctx, keep.Wish{Name: name, Actor: actor, Way: "import", Source: uploaded, Limits: max}, upload{archive, max})
 }
 
 // Build makes an image of Debian packages.

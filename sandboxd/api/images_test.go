@@ -16,6 +16,7 @@ import (
 	"tagout/internal/reason"
 	"tagout/internal/wire"
 	"tagout/sandboxd/image/build"
+	"tagout/sandboxd/image/keep"
 	"tagout/sandboxd/image/oci"
 	"tagout/sandboxd/image/store"
 	"tagout/sandboxd/image/unpack"
@@ -64,6 +65,7 @@ func TestImageRefusals(t *testing.T) {
 		{fmt.Errorf("x: %w", build.ErrTool), 503, reason.SourceFailed, 0},
 		{fmt.Errorf("x: %w", unpack.ErrLimit), 413, reason.TooLarge, 0},
 		{fmt.Errorf("x: %w", unix.ENOSPC), 507, reason.Capacity, 0},
+		{fmt.Errorf("x: %w", keep.ErrBusy), 507, reason.Capacity, 0},
 		{fmt.Errorf("x: %w", store.ErrForged), 502, reason.DigestMismatch, 422},
 		{errors.New("the registry is gone"), 502, reason.SourceFailed, 422},
 		{refusal(kids.Tagged, reason.Tagged), 423, reason.Tagged, 0},

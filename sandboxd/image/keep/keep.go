@@ -29,6 +29,9 @@ type Recorder interface {
 // ErrUnrecorded is wrapped where nothing is done because the audit log takes no records.
 var ErrUnrecorded = errors.New("the audit log takes no records, and nothing is done that is not recorded: make room for it")
 
+// ErrBusy is wrapped where no more images may come at the moment.
+var ErrBusy = errors.New("too many images are on their way")
+
 // Keeper is the store with its records. Safe for concurrent use.
 type Keeper struct {
 	Store *store.Store
@@ -143,7 +146,7 @@ func ReasonOf(err error) reason.Code {
 		return no.Code
 	}
 	switch {
-	case errors.Is(err, ErrUnrecorded), errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+	case errors.Is(err, ErrUnrecorded), errors.Is(err, ErrBusy), errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
 		return reason.Capacity
 	case errors.Is(err, oci.ErrDigest), errors.Is(err, store.ErrForged):
 		return reason.DigestMismatch
