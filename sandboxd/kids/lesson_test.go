@@ -1,6 +1,7 @@
 package kids
 
 import (
+	"context"
 	"encoding/hex"
 	"errors"
 	"path/filepath"
@@ -85,4 +86,56 @@ func TestDestroyKeepsALesson(t *testing.T) {
 	if files, err := filepath.Glob(filepath.Join(b.inst.StateDir(), lessons.Dir, "*")); err != nil || len(files) != 2 {
 		t.Errorf("files: %v, %v", files, err)
 	}
+}
+
+// TestALessonFromEveryState: also of a kid that is just being made, frozen, or somebody's case.
+func TestALessonFromEveryState(t *testing.T) {
+	b := newBox(t, "tsblstate")
+	store, err := lessons.Open(b.inst.StateDir(), b.inst.AuditDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.cfg.Lessons = store
+	learn := func(kid string, want wire.KidState) {
+		t.Helper()
+		file, err := b.DestroyWithLesson(t.Context(), kid, "test", "done", "text")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if l, err := store.Get(file); err != nil || l.State != want || l.Kid != kid || l.Session == "" {
+			t.Errorf("%s: %+v, %v, want it %s", kid, l, err, want)
+		}
+	}
+	b.spawn("paused", plan())
+	if err := b.Pause(t.Context(), "paused", "test", ""); err != nil {
+		t.Fatal(err)
+	}
+	learn("paused", wire.KidPaused)
+	k := b.spawn("stopped", plan())
+	b.guards.tag(wire.Tag{Marks: []uint32{k.Mark}})
+	b.List(t.Context()) // sees the stop
+	learn("stopped", wire.KidStopped)
+
+	reached, kept, spawned := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	b.fault = func(step string, done bool) error {
+		switch {
+		case step == "files" && done:
+			close(reached)
+			<-kept
+		case step == "lesson":
+			close(kept)
+		}
+		return nil
+	}
+	go func() {
+		_, err := b.Spawn(context.WithoutCancel(t.Context()), Request{Name: "new", Plan: plan()})
+		spawned <- err
+	}()
+	<-reached
+	learn("new", wire.KidSpawning)
+	if err := <-spawned; err == nil {
+		t.Error("the spawn that was called off succeeded")
+	}
+	b.fault = nil
+	b.wantNothingLeft()
 }
