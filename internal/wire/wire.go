@@ -282,8 +282,8 @@ type LayerStatus struct {
 
 // SpawnRequest asks for a kid. Card is the card's YAML text; InputDir resolves its relative input paths.
 type SpawnRequest struct {
-	Name     string `json:"name,omitempty"` // empty: one is made up
-	Purpose  string `json:"purpose"`
+	Name     string `json:"name,omitempty"`           // empty: one is made up
+	Purpose  string `json:"purpose" maxLength:"4096"` // why, for the record; not blank
 	Card     string `json:"card"`
 	CardFile string `json:"card_file,omitempty"` // only for messages
 	InputDir string `json:"input_dir,omitempty"`

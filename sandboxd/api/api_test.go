@@ -136,7 +136,7 @@ func TestSpawnStatuses(t *testing.T) {
 	} {
 		client := serve(t, fakeKids{spawn: func(context.Context, kids.Request) (wire.Kid, error) { return wire.Kid{}, c.err }},
 			func(wire.SpawnRequest) (kids.Plan, error) { return kids.Plan{}, nil })
-		err := client.Call(t.Context(), http.MethodPost, "/v1/kids", wire.SpawnRequest{}, nil)
+		err := client.Call(t.Context(), http.MethodPost, "/v1/kids", wire.SpawnRequest{Purpose: "test"}, nil)
 		var e *control.Error
 		if !errors.As(err, &e) || e.Problem.Status != c.status || e.Problem.Reason != c.code || e.Problem.Detail != c.err.Error() {
 			t.Errorf("%v: %v %+v, want %d %s", c.err, err, e, c.status, c.code)
@@ -146,9 +146,20 @@ func TestSpawnStatuses(t *testing.T) {
 
 func TestBadCardIs422(t *testing.T) {
 	client := serve(t, fakeKids{}, func(wire.SpawnRequest) (kids.Plan, error) { return kids.Plan{}, errors.New("card:3:1: unknown key") })
-	err := client.Call(t.Context(), http.MethodPost, "/v1/kids", wire.SpawnRequest{Card: "x"}, nil)
+	err := client.Call(t.Context(), http.MethodPost, "/v1/kids", wire.SpawnRequest{Purpose: "test", Card: "x"}, nil)
 	if control.Status(err) != 422 || err.Error() != "card:3:1: unknown key" {
 		t.Errorf("bad card: %v", err)
+	}
+}
+
+// A kid that nobody knows the purpose of is not made; control: TestSpawnStatuses gets through with one.
+func TestASpawnNeedsAPurpose(t *testing.T) {
+	client := serve(t, fakeKids{}, nil) // neither is asked
+	for _, purpose := range []string{"", " \n", strings.Repeat("x", 4097)} {
+		err := client.Call(t.Context(), http.MethodPost, "/v1/kids", wire.SpawnRequest{Purpose: purpose, Card: "x"}, nil)
+		if control.Status(err) != http.StatusUnprocessableEntity || !strings.Contains(err.Error(), "purpose") {
+			t.Errorf("a purpose of %d bytes: %v", len(purpose), err)
+		}
 	}
 }
 

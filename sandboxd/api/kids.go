@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -43,6 +44,9 @@ func kidParam() []*huma.Param { return []*huma.Param{pathParam("kid", "The kid's
 func (s *server) spawn(ctx context.Context, in *struct{ Body wire.SpawnRequest }) (*kidReply, error) {
 	if c := CallerOf(ctx); in.Body.InputDir != "" && (!c.Local || c.Agent != "") {
 		return nil, problem(http.StatusForbidden, reason.RoleMissing, "input_dir names files of the machine that Tagout runs on, and only root there may do that: put the files into the kid instead")
+	}
+	if strings.TrimSpace(in.Body.Purpose) == "" {
+		return nil, problem(http.StatusUnprocessableEntity, reason.Malformed, "purpose: say what the kid is for, for the record")
 	}
 	plan, err := s.plan(in.Body)
 	if err != nil {
