@@ -123,8 +123,8 @@ func (f *Filter) judge(q *query, m *dns.Msg, unpackErr error) *answer {
 		}
 	}
 	if len(m.Question) > 0 {
-		if a.name == "" {
-			a.name = m.Question[0].Name
+		if a.name == "" { // refused before anybody looked at the name
+			a.name = strings.TrimSuffix(strings.ToLower(m.Question[0].Name), ".")
 		}
 		a.qtype = dns.Type(m.Question[0].Qtype).String()
 	}

@@ -132,19 +132,18 @@ func (f *Filter) closeSockets() {
 func (f *Filter) record(q *query, a *answer) {
 	proto := q.proto()
 	f.cfg.Metrics.Answered(proto, a.code)
-	outcome, key := audit.OutcomeDeny, ""
-	if a.code == reason.OK {
-		// Only repeats of what is allowed are folded: refusals are shown one by one while there is room.
-		outcome, key = audit.OutcomeAllow, lookupKey(a.qtype, a.name)
+	outcome, key, add := audit.OutcomeAllow, lookupKey(a.qtype, a.name), f.tally.Add
+	if a.code != reason.OK { // repeats of what is refused are shown one by one while there is room
+		outcome, key, add = audit.OutcomeDeny, a.code.String()+" "+key, f.tally.AddEach
 	}
 	group := "unknown " + outcome
 	if q.kid != nil {
 		group = q.kid.group(outcome)
 	}
 	if a.code == reason.Canary { // whatever else is refused at the same time: killswitchd waits for it
-		group, key = group+" canary", a.name
+		group, key, add = group+" canary", a.name, f.tally.Add
 	}
-	f.tally.Add(group, key, func() audit.Record {
+	add(group, key, func() audit.Record {
 		r := audit.Record{Event: audit.EventLookup, Outcome: outcome, Reason: a.code, Rule: a.rule, Detail: a.detail, Actor: "kid",
 			Dst: &audit.Dst{Name: a.name, Addr: a.addr, Proto: proto}}
 		if a.qtype != "" {

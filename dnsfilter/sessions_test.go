@@ -327,3 +327,25 @@ func TestAddressThatIsNotThereYet(t *testing.T) {
 		t.Errorf("bound to %s", b.addr)
 	}
 }
+
+// TestOneNameDoesNotHideAnother: a name that a kid asks for in a loop leaves room for the records of others, of which
+// alerts come.
+func TestOneNameDoesNotHideAnother(t *testing.T) {
+	b := newBed(t).start(one(vendorRules()))
+	for range 10 * auditLines {
+		b.ask("loop.test.", dns.TypeA)
+	}
+	b.ask("other.test.", dns.TypeA)
+	b.stop()
+	recs, events := b.rec.lookups(reason.NameNotAllowed)
+	single, other := 0, false
+	for _, r := range recs {
+		other = other || r.Dst.Name == "other.test"
+		if r.Count == 0 && r.Dst.Name == "loop.test" {
+			single++
+		}
+	}
+	if !other || single < auditLines/2 || events != 10*auditLines+1 {
+		t.Errorf("%d of the loop's lookups are shown one by one, the other name is: %v; %d events", single, other, events)
+	}
+}

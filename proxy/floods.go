@@ -10,7 +10,7 @@ import (
 )
 
 // floodWindow is the time of which one record tells at most, for one sender and one reason.
-const floodWindow = time.Second
+const floodWindow = 500 * time.Millisecond
 
 // floods sums up the connections that were refused before they were served: the first of a sender is recorded
 // at once, those of the following windows by number. Nothing is lost, and the log is not what a kid that opens

@@ -90,6 +90,8 @@ type denials struct{ maps *bpf.Maps }
 
 func (d denials) Lost() (uint64, error) { return d.maps.LostInRing() }
 
+func (d denials) Unsaid() (uint64, error) { return d.maps.Lost() }
+
 func (d denials) Drain(ctx context.Context) error { return d.maps.Drain(ctx) }
 
 func (d denials) Attempts() (events.Attempts, error) {

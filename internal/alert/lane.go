@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -48,6 +49,8 @@ type lane struct {
 	windows map[key]*window // guarded by mu
 	kids    map[string]int  // kid -> windows; guarded by mu
 	queue   []*alert        // guarded by mu
+	turns   map[string]int  // kid -> when it was served last, while there is a queue; guarded by mu
+	turn    int             // guarded by mu
 	queued  map[key]*alert  // those of queue; guarded by mu
 	flight  *alert          // being sent; guarded by mu, its content is fixed
 	dropped uint64          // attempts that are in no record yet; guarded by mu
@@ -58,7 +61,7 @@ func newLane(s Sink, send sender, cfg Config, start map[string]int64) *lane {
 	cfg.Metrics.AlertsWaiting(s.Name, 0)
 	return &lane{
 		sink: s, sender: send, log: cfg.Log.With("sink", s.Name), metrics: cfg.Metrics, start: start, wake: make(chan struct{}, 1),
-		windows: map[key]*window{}, kids: map[string]int{}, queued: map[key]*alert{},
+		windows: map[key]*window{}, kids: map[string]int{}, queued: map[key]*alert{}, turns: map[string]int{},
 	}
 }
 
@@ -124,7 +127,7 @@ func (l *lane) push(a *alert) {
 		waiting.merge(a)
 		return
 	}
-	if len(l.queue) >= l.sink.Queue {
+	if len(l.queue) >= l.sink.Queue && !l.makeRoom(a.key.kid) {
 		l.drop(a)
 		return
 	}
@@ -254,16 +257,56 @@ func (l *lane) next(ctx context.Context) *alert {
 	return nil
 }
 
+// pop serves the kids in turn, so that one that tries hundreds of destinations does not hold up another's alert.
 func (l *lane) pop() *alert {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.flight == nil && len(l.queue) > 0 {
-		l.flight = l.queue[0]
-		l.queue[0] = nil
-		l.queue = l.queue[1:]
-		delete(l.queued, l.flight.key)
+	if l.flight != nil {
+		return l.flight
 	}
+	if len(l.queue) == 0 {
+		clear(l.turns)
+		return nil
+	}
+	next := 0
+	for i, a := range l.queue {
+		if l.turns[a.key.kid] < l.turns[l.queue[next].key.kid] {
+			next = i
+		}
+	}
+	l.turn++
+	l.flight = l.take(next)
+	l.turns[l.flight.key.kid] = l.turn
 	return l.flight
+}
+
+// take removes an alert from the queue. It is called with mu held.
+func (l *lane) take(i int) *alert {
+	a := l.queue[i]
+	l.queue = slices.Delete(l.queue, i, i+1)
+	delete(l.queued, a.key)
+	return a
+}
+
+// makeRoom drops the last alert of the kid that has the most in the queue, where it has more than the one that room is
+// made for. It is called with mu held.
+func (l *lane) makeRoom(kid string) bool {
+	waiting, most := map[string]int{}, kid
+	for _, a := range l.queue {
+		if waiting[a.key.kid]++; waiting[a.key.kid] > waiting[most] {
+			most = a.key.kid
+		}
+	}
+	if waiting[most] <= waiting[kid]+1 {
+		return false
+	}
+	for i, a := range slices.Backward(l.queue) {
+		if a.key.kid == most {
+			l.drop(l.take(i))
+			break
+		}
+	}
+	return true
 }
 
 // try sends a once. A try that has begun is let finish when ctx ends, for a short while: cut short, the alert

@@ -15,6 +15,10 @@ import (
 // Window is the length of a window for callers that have no reason to choose another.
 const Window = time.Second
 
+// parts is how often in a window Run writes what went beyond a group's records: an alert comes of it, and nobody
+// was told of these events yet.
+const parts = 4
+
 // Recorder is where the records go. Log must not block.
 type Recorder interface{ Log(audit.Record) }
 
@@ -40,7 +44,7 @@ type folded struct {
 }
 
 // New returns a tally that writes at most lines records at once per group and window; at a window's end at
-// most as many again follow, and one for each outcome and reason that went beyond.
+// most as many again follow, and a few times in a window one for each outcome and reason that went beyond.
 func New(rec Recorder, lines int) *Tally {
 	return &Tally{rec: rec, lines: lines, groups: map[string]*group{}}
 }
@@ -66,6 +70,17 @@ func (t *Tally) Again(groupName, key string) bool {
 // key never repeats. record is called where its result is needed and with the tally locked: it must not call
 // the tally.
 func (t *Tally) Add(groupName, key string, record func() audit.Record) {
+	t.add(groupName, key, 0, record)
+}
+
+// AddEach is Add for events that are worth a record each: repeats are recorded at once, too, until half of the
+// group's records are used. The other half is kept for other keys, which a flood of one does not crowd out.
+func (t *Tally) AddEach(groupName, key string, record func() audit.Record) {
+	t.add(groupName, key, t.lines/2, record)
+}
+
+// add folds repeats once the group has written each records.
+func (t *Tally) add(groupName, key string, each int, record func() audit.Record) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	g := t.groups[groupName]
@@ -73,14 +88,15 @@ func (t *Tally) Add(groupName, key string, record func() audit.Record) {
 		g = &group{keys: map[string]*folded{}, rest: map[string]*folded{}}
 		t.groups[groupName] = g
 	}
-	if f := g.keys[key]; key != "" && f != nil {
-		f.count++
+	again := g.keys[key]
+	if again != nil && g.logged >= each {
+		again.count++
 		return
 	}
 	r := record()
 	if g.logged < t.lines {
 		g.logged++
-		if key != "" {
+		if key != "" && again == nil {
 			g.keys[key] = &folded{record: r}
 		}
 		t.rec.Log(r)
@@ -129,15 +145,37 @@ func (t *Tally) Flush() {
 	}
 }
 
-// Run flushes at the end of each window until ctx ends, and then once more.
+// flushRest writes the counts of events that no record was left for, in the middle of a window.
+func (t *Tally) flushRest() {
+	var rest []audit.Record
+	t.mu.Lock()
+	for _, g := range t.groups {
+		for kind, f := range g.rest {
+			f.record.Count = f.count
+			rest = append(rest, f.record)
+			delete(g.rest, kind)
+		}
+	}
+	t.mu.Unlock()
+	for _, r := range rest {
+		t.rec.Log(r)
+	}
+}
+
+// Run flushes at the end of each window until ctx ends, and then once more. What went beyond a group's records
+// does not wait that long.
 func (t *Tally) Run(ctx context.Context, window time.Duration) {
-	tick := time.NewTicker(window)
+	tick := time.NewTicker(window / parts)
 	defer tick.Stop()
 	defer t.Flush()
-	for {
+	for part := 1; ; part++ {
 		select {
 		case <-tick.C:
-			t.Flush()
+			if part%parts == 0 {
+				t.Flush()
+			} else {
+				t.flushRest()
+			}
 		case <-ctx.Done():
 			return
 		}

@@ -103,3 +103,66 @@ func TestRunFlushesAtTheEnd(t *testing.T) {
 		t.Fatalf("got %d records for %d events, want 2 for 1000", records, events)
 	}
 }
+
+// TestRestDoesNotWaitForTheWindow: what went beyond a group's records is told in the middle of a window, repeats at its
+// end.
+func TestRestDoesNotWaitForTheWindow(t *testing.T) {
+	rec := &recorder{}
+	ta := New(rec, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	const window = 4 * time.Second
+	began := time.Now()
+	go func() { ta.Run(ctx, window); close(done) }()
+	for range 5 {
+		ta.Add("s", "A a.test", lookup("a.test", reason.NameNotAllowed))
+	}
+	ta.Add("s", "A b.test", lookup("b.test", reason.NameNotAllowed))
+	for {
+		if records, _ := rec.events(); records == 2 {
+			break
+		}
+		if time.Since(began) > window {
+			t.Fatal("what went beyond waited for the window's end")
+		}
+		time.Sleep(2 * time.Millisecond) // between looks at a condition
+	}
+	if took := time.Since(began); took > window/2 {
+		t.Errorf("told after %v", took)
+	}
+	cancel()
+	<-done
+	if records, events := rec.events(); records != 3 || events != 6 {
+		t.Errorf("%d records for %d events, want 3 for 6", records, events)
+	}
+}
+
+// TestOneKeyLeavesRoom: with AddEach repeats are shown one by one, and leave half of the records to other keys; with
+// keys left empty they take all.
+func TestOneKeyLeavesRoom(t *testing.T) {
+	for key, want := range map[string]int{"A a.test": 5 + 5 + 1, "": 10 + 1} {
+		rec := &recorder{}
+		ta := New(rec, 10)
+		for range 100 {
+			ta.AddEach("s", key, lookup("a.test", reason.NameNotAllowed))
+		}
+		named := 0
+		for i := range 5 {
+			name := fmt.Sprintf("b%d.test", i)
+			other := key
+			if key != "" {
+				other = name
+			}
+			ta.AddEach("s", other, lookup(name, reason.NameNotAllowed))
+		}
+		for _, r := range rec.recs {
+			if r.Dst.Name != "a.test" {
+				named++
+			}
+		}
+		ta.Flush()
+		if records, events := rec.events(); records != want || events != 105 || (named == 5) != (key != "") {
+			t.Errorf("key %q: %d records for %d events, %d other names; want %d for 105", key, records, events, named, want)
+		}
+	}
+}

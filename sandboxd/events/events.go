@@ -56,6 +56,9 @@ type Source interface {
 	Floods() ([]Flood, error)
 	// Lost returns how many denials found nobody to take them over since the maps were made.
 	Lost() (uint64, error)
+	// Unsaid returns how many denials were not handed over one by one since the maps were made, the lost ones among
+	// them. It is cheap.
+	Unsaid() (uint64, error)
 }
 
 // Sessions says whose mark it is.
@@ -87,15 +90,21 @@ const (
 	// records a session may cause in a second before they are summed up without their destinations; more than the
 	// kernel hands over in a second, where two of its windows meet, too
 	linesPerWindow = 300
-	settleEvery    = time.Second
+	glanceEvery    = 200 * time.Millisecond // an alert leaves within a second of what it is about
+	glances        = 5                      // the last of so many is a settlement
 	drainLimit     = 2 * time.Second
 )
 
 // Reader records denials. Make one with New and run it once.
 type Reader struct {
-	cfg    Config
-	tally  *tally.Tally
-	lost   uint64 // reported so far; owned by the goroutine of watch
+	cfg   Config
+	tally *tally.Tally
+	every time.Duration // glanceEvery, but in tests
+	lost  uint64        // reported so far; owned by the goroutine of watch
+
+	glanced uint64 // unsaid denials at the last glance; owned by the goroutine of watch
+	again   bool   // it found new ones; owned by the goroutine of watch
+
 	ledger *ledger
 
 	settling sync.Mutex // one settlement at a time
@@ -104,7 +113,7 @@ type Reader struct {
 
 // New returns a reader.
 func New(cfg Config) *Reader {
-	return &Reader{cfg: cfg, tally: tally.New(cfg.Audit, linesPerWindow), ledger: newLedger()}
+	return &Reader{cfg: cfg, tally: tally.New(cfg.Audit, linesPerWindow), every: glanceEvery, ledger: newLedger()}
 }
 
 // Run records until ctx ends and returns nil then. Any other end is an error: without a reader denials still
@@ -207,18 +216,24 @@ func protocol(n uint8) string {
 func (r *Reader) watch(ctx context.Context) {
 	r.lost = r.loadCursor()
 	r.checkLost()
-	tick := time.NewTicker(settleEvery)
+	tick := time.NewTicker(r.every)
 	defer tick.Stop()
-	for {
+	for n := 1; ; n++ {
+		look := r.glance
+		if n%glances == 0 {
+			look = r.settle
+		}
 		select {
 		case <-ctx.Done():
 			r.checkLost()
 			return
 		case <-tick.C:
-			if err := r.settle(ctx); err != nil && ctx.Err() == nil {
+			if err := look(ctx); err != nil && ctx.Err() == nil {
 				r.cfg.Log.Error("counting what the kernel denied; trying again", "error", err)
 			}
-			r.checkLost()
+			if n%glances == 0 {
+				r.checkLost()
+			}
 		}
 	}
 }

@@ -21,6 +21,7 @@ type fakeSource struct {
 	attempts func() (Attempts, error)
 	floods   func() ([]Flood, error)
 	lost     func() (uint64, error)
+	unsaid   func() (uint64, error)
 }
 
 func (f fakeSource) Denials(ctx context.Context, fn func(Denial)) error { return f.denials(ctx, fn) }
@@ -28,6 +29,7 @@ func (f fakeSource) Drain(ctx context.Context) error                    { return
 func (f fakeSource) Attempts() (Attempts, error)                        { return f.attempts() }
 func (f fakeSource) Floods() ([]Flood, error)                           { return f.floods() }
 func (f fakeSource) Lost() (uint64, error)                              { return f.lost() }
+func (f fakeSource) Unsaid() (uint64, error)                            { return f.unsaid() }
 
 type sessionsFunc func(mark uint32) (kid, id, card string, ok bool)
 

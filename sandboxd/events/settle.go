@@ -31,9 +31,24 @@ func (r *Reader) Forget(mark uint32) {
 	}
 }
 
-// settle makes the records agree with what the kernel has counted up to now. The order matters: what the
-// counters have is either told when Drain returns or among the floods, unless it was lost.
-func (r *Reader) settle(ctx context.Context) error {
+// settle makes the records agree with what the kernel has counted up to now.
+func (r *Reader) settle(ctx context.Context) error { return r.reconcile(ctx, r.ledger.settle) }
+
+// glance records the destinations of a flood that no alert can have told of yet. It costs next to nothing where
+// there is no flood. The kernel counts the denial before it keeps the destination, so one more look follows the last.
+func (r *Reader) glance(ctx context.Context) error {
+	n, err := r.cfg.Source.Unsaid()
+	again := err != nil || n != r.glanced
+	if !again && !r.again {
+		return nil
+	}
+	r.glanced, r.again = n, again
+	return r.reconcile(ctx, r.ledger.glance)
+}
+
+// reconcile records what due makes of the kernel's numbers. The order matters: what the counters have is either
+// told when Drain returns or among the floods, unless it was lost.
+func (r *Reader) reconcile(ctx context.Context, due func(Attempts, []Flood) []Flood) error {
 	r.settling.Lock()
 	defer r.settling.Unlock()
 	counted, err := r.cfg.Source.Attempts()
@@ -49,7 +64,7 @@ func (r *Reader) settle(ctx context.Context) error {
 	if err != nil {
 		r.cfg.Log.Error("reading the destinations of a flood; only its number is recorded", "error", err)
 	}
-	r.logFloods(r.ledger.settle(counted, floods))
+	r.logFloods(due(counted, floods))
 	return nil
 }
 

@@ -20,6 +20,7 @@ type fakeKernel struct {
 	attempts Attempts // guarded by mu
 	ring     []Denial // guarded by mu
 	floods   []Flood  // guarded by mu
+	unsaid   uint64   // guarded by mu
 	unread   bool     // nobody reads; guarded by mu
 	fn       func(Denial)
 }
@@ -28,6 +29,9 @@ func (k *fakeKernel) deny(d Denial, how int) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.attempts[d.Mark][d.Reason]++
+	if how > 0 {
+		k.unsaid++
+	}
 	switch how {
 	case 0:
 		k.ring = append(k.ring, d)
@@ -64,6 +68,12 @@ func (k *fakeKernel) source() fakeSource {
 				}
 			}
 			return out, nil
+		},
+		lost: func() (uint64, error) { return 0, nil },
+		unsaid: func() (uint64, error) {
+			k.mu.Lock()
+			defer k.mu.Unlock()
+			return k.unsaid, nil
 		},
 		floods: func() ([]Flood, error) {
 			k.mu.Lock()
@@ -129,8 +139,10 @@ func TestRecordsAgreeWithTheKernel(t *testing.T) {
 				return
 			default:
 			}
-			if err := r.settle(t.Context()); err != nil {
-				t.Error(err)
+			for _, look := range []func(context.Context) error{r.glance, r.settle} {
+				if err := look(t.Context()); err != nil {
+					t.Error(err)
+				}
 			}
 			over := out.told()
 			counted, _ := k.source().attempts()
