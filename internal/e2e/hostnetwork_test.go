@@ -186,7 +186,59 @@ func TestTheMachinesNetworkTakesAnApproval(t *testing.T) {
 	b.Destroy("k2")
 	_, err = b.try("k2", card, taken)
 	b.refused("after a spawn that failed", reason.OrderReplayed, err)
+	b.onceForAll(card)
 	b.approvesByCommand(card)
+}
+
+// onceForAll: of many spawns at once with one approval a single one gets it, and it stays used where sandboxd is killed over
+// the spawn.
+func (b *hostBox) onceForAll(card string) {
+	t := b.T
+	approval := b.approval("k4", card, practice.Second)
+	const askers = 8
+	errs := make(chan error, askers)
+	for range askers {
+		go func() {
+			_, err := b.try("k4", card, approval)
+			errs <- err
+		}()
+	}
+	made := 0
+	for range askers {
+		if err := <-errs; err == nil {
+			made++
+		} else if no := (*control.Error)(nil); !errors.As(err, &no) || no.Problem.Reason != reason.OrderReplayed {
+			t.Errorf("beside the one that was made: %v", err)
+		}
+	}
+	if made != 1 {
+		t.Errorf("%d spawns of %d got the approval", made, askers)
+	}
+	b.Destroy("k4")
+
+	approval = b.approval("k5", card, practice.Second)
+	b.Freeze(instance.Credd) // the spawn waits for it, after the approval
+	done := make(chan error, 1)
+	go func() {
+		_, err := b.try("k5", card, approval)
+		done <- err
+	}()
+	b.WaitRecord("the approval that is used", func(r *audit.Record) bool { return r.Event == audit.EventHostApproved && r.Kid == "k5" })
+	b.Kill9(instance.Sandboxd)
+	b.Thaw(instance.Credd)
+	if err := <-done; err == nil {
+		t.Error("a spawn was answered by a sandboxd that was killed over it")
+	}
+	b.WaitHealthy(instance.Sandboxd, instance.Credd)
+	if kids := b.Must("list", "--json"); strings.Contains(kids, `"k5"`) {
+		t.Errorf("a half-made kid is there: %s", kids)
+	}
+	_, err := b.try("k5", card, approval)
+	b.refused("after sandboxd was killed over the spawn", reason.OrderReplayed, err)
+	if _, err := b.try("k5", card, b.approval("k5", card, practice.Second)); err != nil {
+		t.Errorf("the control, another approval: %v", err)
+	}
+	b.Destroy("k5")
 }
 
 // neverForAgents tries as an agent, with an approval that counts.
