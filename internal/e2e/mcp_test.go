@@ -165,6 +165,9 @@ func TestAnAgentUsesKids(t *testing.T) {
 			})
 			for _, r := range box.Records(func(r *audit.Record) bool { return r.Event == audit.EventToolCalled && r.Actor == name }) {
 				calls[r.Fields["tool"]]++
+				if about := r.Fields["tool"] == "kid_exec" && !strings.Contains(r.Fields["arguments"], "nobody"); about && r.Kid != kid.Name {
+					t.Errorf("a call about %s is in the timeline of %q", kid.Name, r.Kid)
+				}
 				if strings.Contains(r.Fields["arguments"], "hunter2") {
 					t.Errorf("a record holds a password: %s", r.Fields["arguments"])
 				}

@@ -31,5 +31,6 @@ type Carried struct {
 // ToolCall is an AI agent's call of a tool, for the record.
 type ToolCall struct {
 	Tool      string `json:"tool"`
-	Arguments string `json:"arguments"` // JSON, long texts cut
+	Kid       string `json:"kid,omitempty" maxLength:"64"` // whom it names
+	Arguments string `json:"arguments"`                    // JSON, long texts cut
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -45,10 +46,13 @@ func (s *server) kidLogs(w http.ResponseWriter, r *http.Request) {
 		}
 	}()
 	var out *control.Stream
+	conn := http.NewResponseController(w) // a connection without deadlines is a test's
 	err := s.kids.Logs(ctx, r.PathValue("kid"), follow, func(f wire.LogFrame) error {
 		if out == nil {
 			out = control.NewStream(w)
 		}
+		conn.SetWriteDeadline(time.Now().Add(patience)) // who takes nothing must not keep others from following
+		defer conn.SetWriteDeadline(time.Time{})        // the next frame may be long in coming
 		return out.Send(f)
 	})
 	switch {

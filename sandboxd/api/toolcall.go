@@ -24,7 +24,7 @@ func (s *server) noteTool(ctx context.Context, in *struct{ Body wire.ToolCall })
 		return nil, problem(http.StatusInsufficientStorage, reason.Capacity, "the audit log takes no records, and nothing is done that is not recorded: "+err.Error())
 	}
 	const most = 8 << 10
-	s.audit.Log(audit.Record{Event: audit.EventToolCalled, Actor: actor(ctx), Outcome: audit.OutcomeOK, Fields: map[string]string{
+	s.audit.Log(audit.Record{Event: audit.EventToolCalled, Kid: in.Body.Kid, Actor: actor(ctx), Outcome: audit.OutcomeOK, Fields: map[string]string{
 		"tool": in.Body.Tool[:min(len(in.Body.Tool), 64)], "arguments": in.Body.Arguments[:min(len(in.Body.Arguments), most)],
 	}})
 	return nil, nil

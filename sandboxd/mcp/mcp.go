@@ -6,6 +6,7 @@
 package mcp
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -46,13 +47,23 @@ func New(c *control.Client, version string) *sdk.Server {
 func (s *server) note(next sdk.MethodHandler) sdk.MethodHandler {
 	return func(ctx context.Context, method string, req sdk.Request) (sdk.Result, error) {
 		if call, ok := req.(*sdk.CallToolRequest); ok {
-			note := wire.ToolCall{Tool: call.Params.Name, Arguments: shorten(call.Params.Arguments)}
+			note := wire.ToolCall{Tool: call.Params.Name, Kid: named(call.Params.Arguments), Arguments: shorten(call.Params.Arguments)}
 			if err := s.api.Call(ctx, http.MethodPost, "/v1/tool-calls", note, nil); err != nil {
 				return nil, fmt.Errorf("recording the call: nothing was done: %w", err)
 			}
 		}
 		return next(ctx, method, req)
 	}
+}
+
+// named is the kid that a call is about, as the agent says, so that the call is in that kid's timeline. "" is none.
+func named(raw json.RawMessage) string {
+	var args struct{ Kid, Name string }
+	const longest = 64
+	if json.Unmarshal(raw, &args) != nil || len(args.Kid) > longest || len(args.Name) > longest {
+		return ""
+	}
+	return cmp.Or(args.Kid, args.Name)
 }
 
 // Bounds of what a record says of a call.

@@ -8,6 +8,16 @@ import (
 	"tagout/internal/audit"
 )
 
+func TestNamed(t *testing.T) {
+	for args, want := range map[string]string{
+		`{"kid":"a"}`: "a", `{"name":"b","card":"x"}`: "b", `{}`: "", `{"kid":7}`: "", `not`: "", ``: "", `{"kid":"` + strings.Repeat("x", 65) + `"}`: "",
+	} {
+		if got := named(json.RawMessage(args)); got != want {
+			t.Errorf("%s is about %q, want %q", args, got, want)
+		}
+	}
+}
+
 // What is recorded of a call's arguments is short, still JSON, and has no secret: neither one that is quoted, nor the
 // beginning of one that is cut, nor a key of many lines. Control: the arguments have them all.
 func TestShorten(t *testing.T) {
