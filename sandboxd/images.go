@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"time"
@@ -21,6 +22,7 @@ import (
 	"tagout/sandboxd/image/store"
 	"tagout/sandboxd/image/unpack"
 	"tagout/sandboxd/kids"
+	"tagout/sandboxd/runtime"
 )
 
 // tryLimit bounds the trial of an idmapped mount.
@@ -80,6 +82,31 @@ func (i *imageSet) writable(name, userns string, uid int, size int64) (kids.Imag
 		return i.host.WritableFor(userns, uid, size), nil
 	}
 	return i.host.WorkshopFor(base, userns, uid, size), nil
+}
+
+// get is an image of the store for a kid.
+func (i *imageSet) get(name, userns string) (kids.Image, error) {
+	img, err := i.stored.Get(name, userns)
+	if err != nil {
+		return nil, absent(err)
+	}
+	return storedImage{img}, nil
+}
+
+// storedImage can be removed until the kid's root filesystem is made.
+type storedImage struct{ *image.StoredImage }
+
+func (s storedImage) Root(dir, kid string, addr netip.Addr) ([]runtime.Mount, error) {
+	mounts, err := s.StoredImage.Root(dir, kid, addr)
+	return mounts, absent(err)
+}
+
+// absent tells that the card names an image that is not there from what is the box's fault.
+func absent(err error) error {
+	if errors.Is(err, store.ErrUnknown) {
+		return &kids.Error{Kind: kids.Invalid, Reason: reason.Malformed, Err: err}
+	}
+	return err
 }
 
 // List returns all images by name.

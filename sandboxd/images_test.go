@@ -5,14 +5,17 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"net/netip"
 	"path/filepath"
 	"testing"
 
 	"tagout/internal/audit"
 	"tagout/internal/reason"
 	"tagout/internal/wire"
+	"tagout/sandboxd/image"
 	"tagout/sandboxd/image/keep"
 	"tagout/sandboxd/image/store"
+	"tagout/sandboxd/kids"
 )
 
 // heard is an audit log that says of each record that it came.
@@ -64,5 +67,38 @@ func TestSoManyImagesComeAtOnce(t *testing.T) {
 	}
 	if err := load(bytes.NewReader(archive.Bytes())); err != nil { // the control
 		t.Errorf("with a place: %v", err)
+	}
+}
+
+// TestAnImageThatGoesMeanwhile: a card that names no image is the caller's fault, also where the image was removed between the
+// spawn's first look and the making of its root filesystem.
+func TestAnImageThatGoesMeanwhile(t *testing.T) {
+	state := t.TempDir()
+	s, err := store.Open(filepath.Join(state, "images"), state)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stored, _ := image.NewStored(t.Context(), nil, s, state) // whether owners can be shifted does not matter
+	i := &imageSet{stored: stored, keeper: &keep.Keeper{Store: s, Audit: make(heard, 100)}, places: make(chan struct{}, 1)}
+	if _, err := i.get("a", ""); kids.KindOf(err) != kids.Invalid {
+		t.Errorf("before it came: %v", err)
+	}
+	var archive bytes.Buffer
+	tw := tar.NewWriter(&archive)
+	if err := errors.Join(tw.WriteHeader(&tar.Header{Name: "d/", Typeflag: tar.TypeDir, Mode: 0o755}), tw.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := i.Import(t.Context(), "a", "uid:0", wire.ImageLimits{}, &archive); err != nil {
+		t.Fatal(err)
+	}
+	img, err := i.get("a", "")
+	if err != nil {
+		t.Fatal(err) // the control
+	}
+	if err := i.Remove("a", "uid:0"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := img.Root(filepath.Join(state, "root"), "kid", netip.Addr{}); kids.KindOf(err) != kids.Invalid || kids.ReasonOf(err) != reason.Malformed {
+		t.Errorf("after it went: %v", err)
 	}
 }

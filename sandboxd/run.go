@@ -190,7 +190,7 @@ func newManager(cfg Config, watch *filewatch.Watch, images *imageSet, learned *l
 	stopper, points, credentials := clients(cfg.Inst)
 	return kids.New(kids.Config{
 		Inst: cfg.Inst, Init: cfg.Init, Runtime: runc, Images: map[string]kids.Image{image.HostName: images.host},
-		Stored:   func(name, userns string) (kids.Image, error) { return images.stored.Get(name, userns) },
+		Stored:   images.get,
 		Writable: images.writable, SocketWatch: socketWatchPath(cfg.Inst), Cgroups: layout, Kernel: cfg.Kernel, Stopper: stopper, Points: points, Credentials: credentials,
 		Trip: cfg.Trip, Budget: cfg.Budget, Files: watch, Lessons: learned, Audit: cfg.Audit, Metrics: cfg.Metrics, Log: cfg.Log,
 	})
