@@ -45,33 +45,3 @@ func TestNothingIsReachedFromInside(t *testing.T) {
 		t.Errorf("an image that there cannot be: %+v", r)
 	}
 }
-
-// TestDepthIsOne: a kid's own tagout finds nothing to talk to.
-func TestDepthIsOne(t *testing.T) {
-	t.Parallel()
-	box := start(t)
-	program, err := os.ReadFile(filepath.Join(box.Bin, "tagout"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	inputs := hostile(t, box)
-	inputs["tagout"] = program
-	inputs["card.yaml"] = []byte(bareCard)
-	kid := box.Spawn(strings.Replace(card, "  inputs:", `  inputs:
-    - {from: tagout, to: /workspace/tagout, mode: "0755"}
-    - {from: card.yaml, to: /workspace/card.yaml}`, 1), inputs)
-	for _, args := range []string{"list", "status", "tags", "grants " + kid.Name, "stop --all --by ada --reason x", "spawn /workspace/card.yaml", "up", "cleanup", "vault list", "destroy " + kid.Name + " --reason x"} {
-		for _, instance := range []string{box.Inst.Name(), "default"} {
-			out := box.Sh(kid.Name, "/workspace/tagout --instance "+instance+" "+args)
-			if code := out.Exit.Code; out.Exit.Result != "exited" || code != 3 && code != 4 { // refused, or nobody answers
-				t.Errorf("tagout %s in a kid: %+v", args, out)
-			}
-		}
-	}
-	if out := box.Tagout("exec", kid.Name, "--", "/bin/true"); out.Code != 0 {
-		t.Errorf("afterwards the kid is not there any more: %+v", out)
-	}
-	if tags := box.Must("tags", "--json"); strings.Contains(tags, kid.Name) {
-		t.Errorf("a tag hangs: %s", tags)
-	}
-}
