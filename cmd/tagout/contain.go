@@ -172,7 +172,7 @@ func (a *app) attempt(ctx context.Context, kid wire.Kid, t contain.Target) ([]co
 	}
 	var out bytes.Buffer
 	in := &app{instance: a.instance, in: bytes.NewReader(nil), out: &out, err: a.err}
-	if err := in.exec(ctx, kid.Name, []string{"/workspace/tagout", "contain", "inside"}, execFlags{env: map[string]string{containVar: string(raw)}}); err != nil {
+	if err := in.exec(ctx, kid.Name, []string{"/workspace/tagout", "contain", "inside"}, execFlags{env: []string{containVar + "=" + string(raw)}}); err != nil {
 		return nil, err
 	}
 	var results []contain.Result

@@ -53,12 +53,37 @@ func execState(e wire.Exec) string {
 }
 
 func (a *app) attachCommand() *cobra.Command {
-	return &cobra.Command{
+	keys := defaultDetachKeys()
+	stdin := false
+	cmd := &cobra.Command{
 		Use: "attach KID EXEC", Short: "Show what is kept of a detached command's output and what follows, and end with its exit code", Args: wants("KID", "EXEC"),
+		Long: `Show what is kept of a detached command's output and what follows, and end with its exit code.
+
+A command with a terminal is typed into where standard input is one, too; to look
+on only, give it </dev/null.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.frames(cmd.Context(), execsRoute(args[0])+"/"+url.PathEscape(args[1])+"/attach", nil)
+			return a.attach(cmd, args[0], args[1], stdin, keys)
 		},
 	}
+	cmd.Flags().BoolVarP(&stdin, "stdin", "i", false, "send this command's standard input as it comes; its end is the end of the command's")
+	keys.add(cmd)
+	return cmd
+}
+
+func (a *app) attach(cmd *cobra.Command, kid, id string, stdin bool, keys detachKeys) error {
+	route := execsRoute(kid) + "/" + url.PathEscape(id)
+	var e wire.Exec
+	if err := a.call(cmd, instance.Sandboxd, http.MethodGet, route, nil, &e); err != nil {
+		return err
+	}
+	t := talk{kid: kid, route: route + "/attach", keys: keys}
+	if term := a.terminal(); e.TTY && term.in != nil {
+		t.raw = term
+	}
+	if e.Exit == nil && (stdin || t.raw != nil) {
+		return a.talk(cmd.Context(), t)
+	}
+	return a.frames(cmd.Context(), t.route, nil)
 }
 
 func (a *app) endCommand() *cobra.Command {
@@ -84,7 +109,7 @@ func (a *app) frames(ctx context.Context, route string, in any) error {
 		if frame.Exit != nil {
 			exit = frame.Exit
 		}
-		return a.frame(line, frame)
+		return a.frame(ctx, line, frame)
 	})
 	if err != nil {
 		return err
@@ -103,7 +128,7 @@ func (a *app) detached(ctx context.Context, route string, req wire.ExecRequest) 
 			return err
 		}
 		if a.json {
-			return a.frame(line, frame)
+			return a.frame(ctx, line, frame)
 		}
 		_, err := fmt.Fprintln(a.out, frame.ID)
 		return err

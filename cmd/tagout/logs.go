@@ -56,7 +56,7 @@ func (a *app) logs(ctx context.Context, kid, exec string, follow bool) error {
 		if err := json.Unmarshal(line, &f); err != nil {
 			return err
 		}
-		return p.frame(line, f)
+		return p.frame(ctx, line, f)
 	})
 	if follow && ctx.Err() != nil {
 		return &coded{code: exitInterrupted} // as it is meant to end
@@ -78,7 +78,7 @@ type logPrinter struct {
 	last string            // id of the command that was shown last
 }
 
-func (p *logPrinter) frame(line json.RawMessage, f wire.LogFrame) error {
+func (p *logPrinter) frame(ctx context.Context, line json.RawMessage, f wire.LogFrame) error {
 	if p.only != "" && f.ID != p.only {
 		return nil
 	}
@@ -89,7 +89,7 @@ func (p *logPrinter) frame(line json.RawMessage, f wire.LogFrame) error {
 		p.last = f.ID
 		fmt.Fprintf(p.err, "==> %s %q\n", f.ID, p.argv[f.ID]) // nobody is left to be told
 	}
-	if err := p.app.frame(line, wire.ExecFrame{Stdout: f.Stdout, Stderr: f.Stderr, Lost: f.Lost, Exit: f.Exit}); err != nil || p.json || f.Exit == nil {
+	if err := p.app.frame(ctx, line, wire.ExecFrame{Stdout: f.Stdout, Stderr: f.Stderr, Lost: f.Lost, Exit: f.Exit}); err != nil || p.json || f.Exit == nil {
 		return err
 	}
 	if p.only == "" {

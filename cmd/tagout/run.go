@@ -16,7 +16,7 @@ func (a *app) runCommand() *cobra.Command {
 	var ef execFlags
 	cmd := &cobra.Command{
 		Use: "run CARD [flags] -- CMD...", Short: "Spawn a kid, run a command in it, destroy it, end with the command's exit code",
-		Args: func(cmd *cobra.Command, args []string) error { return dashArgs(cmd, args, "CARD") },
+		Args: func(cmd *cobra.Command, args []string) error { return commandArgs(cmd, args, "CARD") },
 		RunE: func(cmd *cobra.Command, args []string) error {
 			sf.held = true
 			kid, err := a.spawn(cmd, args[0], &sf)

@@ -113,6 +113,7 @@ var owned = map[string][]string{
 	"github.com/spf13/cobra":                 {"tagout/cmd/tagout"},
 	"github.com/coder/websocket":             {"tagout/internal/execsocket"},
 	"golang.org/x/term":                      {"tagout/cmd/tagout"},
+	"github.com/creack/pty":                  {"tagout/internal/testpty"},
 	"filippo.io/age":                         {"tagout/internal/authority/keyfile", "tagout/internal/credential", "tagout/internal/inspectca"},
 
 	"github.com/google/go-containerregistry": {"tagout/sandboxd/image/oci"},

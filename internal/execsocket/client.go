@@ -126,6 +126,23 @@ func (c *Client) taken(n int) {
 	}
 }
 
+// Settle waits until all that was written has been taken, or ctx ends. Nobody may write meanwhile.
+func (c *Client) Settle(ctx context.Context) error {
+	for {
+		c.mu.Lock()
+		settled := c.room == wire.ExecWindow
+		c.mu.Unlock()
+		if settled {
+			return nil
+		}
+		select {
+		case <-c.more:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
 // EndInput says that no more input follows.
 func (c *Client) EndInput() error { return c.send(wire.ExecInput{EOF: true}) }
 
