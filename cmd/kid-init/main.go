@@ -11,7 +11,8 @@
 // new user and network namespace open until it has pinned them. With "proof ADDRESS NAME" it looks NAME up at the
 // resolver at ADDRESS, again and again: that is the kid of one of killswitchd's proofs. With "packet MARK PORT TEXT" it
 // sends one packet over loopback and ends: that is another part of them. With "tty COMMAND…" it makes its standard
-// input its controlling terminal and becomes the command.
+// input its controlling terminal and becomes the command. With "store" it is a store of descriptors (package fdstore): that
+// is how the commands of a box outlive its sandboxd.
 package main
 
 import (
@@ -30,6 +31,9 @@ func main() {
 		withTerminal(os.Args[2:])
 	}
 	signal.Ignore()
+	if len(os.Args) > 1 && os.Args[1] == "store" {
+		keep()
+	}
 	if len(os.Args) == 2 && os.Args[1] == "hold" {
 		hold()
 		return
