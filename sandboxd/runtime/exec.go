@@ -33,6 +33,7 @@ type Running struct {
 	Stdout *os.File
 	Stderr *os.File
 
+	handle *os.File // pidfd; closed when the command has ended
 	group  execGroup
 	tidied func() // called when the command is tidied away; may be nil
 	done   chan struct{}
@@ -99,7 +100,7 @@ func (m *master) exec(ctx context.Context, p Process, pipes *pipes, run *Running
 		return m.explain(ctx, child, err)
 	}
 	child.sock.Close() // it has ended
-	run.PID, run.group = child.pid, child.group
+	run.PID, run.handle, run.group = child.pid, child.handle, child.group
 	late := time.AfterFunc(prepareLate, m.prepare)
 	run.tidied = func() { late.Stop(); m.prepare() }
 	go run.follow(m, child)

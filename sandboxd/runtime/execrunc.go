@@ -26,6 +26,10 @@ func (r *Runc) execRunc(ctx context.Context, id, name, bundle string, p Process,
 		r.abandon(group)
 		return err
 	}
+	if run.handle, err = pidfd(pid); err != nil { // a dead one is still ours to reap: this is no child of ours
+		r.abandon(group)
+		return err
+	}
 	run.PID, run.group = pid, group
 	r.procs.add(pid)
 	go func() {
@@ -87,6 +91,7 @@ func (r *Runc) abandon(g execGroup) {
 // wait reaps the command. It is this process's child since runc ended.
 func (r *Running) wait() {
 	defer close(r.done)
+	defer r.handle.Close()
 	r.exit = Exit{Signal: int(unix.SIGKILL)} // if somebody else reaped it, it is gone all the same
 	for {
 		var ws unix.WaitStatus

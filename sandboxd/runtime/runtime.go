@@ -82,8 +82,8 @@ type Process struct {
 type Exit struct {
 	Code    int
 	Signal  int
-	Unknown bool  // it has ended, and kid-init does not say how
-	MaxRSS  int64 // bytes that were the most in memory at once, of the process itself or a child that it waited for
+	Unknown bool  // it has ended, and nobody says how
+	MaxRSS  int64 // bytes that were the most in memory at once, of the process itself or a child that it waited for; 0: nobody says
 }
 
 // Status of a container.
