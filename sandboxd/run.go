@@ -19,6 +19,7 @@ import (
 	"tagout/internal/cgroup"
 	"tagout/internal/config"
 	"tagout/internal/control"
+	"tagout/internal/fdstore"
 	"tagout/internal/instance"
 	"tagout/internal/lease"
 	"tagout/internal/reason"
@@ -187,12 +188,24 @@ func newManager(cfg Config, watch *filewatch.Watch, images *imageSet, learned *l
 	if err != nil {
 		return nil, err
 	}
+	if err := layout.Create(cfg.Inst.StoreCgroupRel()); err != nil {
+		return nil, err
+	}
 	stopper, points, credentials := clients(cfg.Inst)
 	return kids.New(kids.Config{
 		Inst: cfg.Inst, Init: cfg.Init, Runtime: runc, Images: map[string]kids.Image{image.HostName: images.host},
 		Stored:   images.get,
-		Writable: images.writable, SocketWatch: socketWatchPath(cfg.Inst), Cgroups: layout, Kernel: cfg.Kernel, Stopper: stopper, Points: points, Credentials: credentials,
+		Writable: images.writable, SocketWatch: socketWatchPath(cfg.Inst), Kept: newStore(cfg, layout), Cgroups: layout, Kernel: cfg.Kernel, Stopper: stopper, Points: points, Credentials: credentials,
 		Trip: cfg.Trip, Budget: cfg.Budget, Files: watch, Lessons: learned, Audit: cfg.Audit, Metrics: cfg.Metrics, Log: cfg.Log,
+	})
+}
+
+// newStore returns the client of the store that keeps what commands need to outlive sandboxd. The store is started when
+// there is something to keep.
+func newStore(cfg Config, layout cgroup.Layout) *fdstore.Client {
+	return fdstore.NewClient(fdstore.Config{
+		Socket: cfg.Inst.StoreSocket(), Program: []string{cfg.Init, "store", "--instance", cfg.Inst.Name()},
+		Place: func(pid int) error { return cgroup.Join(layout.V2(cfg.Inst.StoreCgroupRel()), pid) },
 	})
 }
 

@@ -210,6 +210,9 @@ func exitOf(e wire.ExecExit) error {
 		}
 		return &coded{exitRefused, errors.New(text + ": see `tagout tags`")}
 	}
+	if e.Result == "unknown" {
+		return &coded{exitFailure, errors.New(e.Detail)}
+	}
 	code := e.Code
 	if code == 0 {
 		code = exitFailure

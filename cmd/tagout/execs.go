@@ -46,6 +46,8 @@ func execState(e wire.Exec) string {
 		return fmt.Sprintf("exited %d", e.Exit.Code)
 	case e.Exit != nil:
 		return e.Exit.Result
+	case !e.Adopted.IsZero():
+		return "adopted"
 	case e.Detached:
 		return "detached"
 	}

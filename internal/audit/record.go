@@ -27,6 +27,7 @@ const (
 	EventLessonKept     = "lesson.kept"
 	EventExecStarted    = "exec.started"
 	EventExecEnded      = "exec.ended"
+	EventExecAdopted    = "exec.adopted"  // it goes on after a restart of sandboxd
 	EventExecAttached   = "exec.attached" // somebody else may give it input
 	EventAPICalled      = "api.called"    // over TCP
 	EventAPIRefused     = "api.refused"   // a caller whom nobody knows

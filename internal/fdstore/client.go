@@ -11,8 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// answerTime is how long a store may take to answer.
-const answerTime = 2 * time.Second
+const (
+	answerTime = 2 * time.Second // a store may take to answer
+	restTime   = 10 * answerTime // one that did not is left alone for so long
+)
 
 // Config is a client's configuration. All of it is needed.
 type Config struct {
@@ -27,7 +29,8 @@ type Client struct {
 	cfg Config
 
 	mu   sync.Mutex
-	conn int // guarded by mu; negative: there is none
+	conn int       // guarded by mu; negative: there is none
+	hung time.Time // guarded by mu; when it did not answer last
 }
 
 // NewClient returns a client. It does nothing yet.
@@ -93,21 +96,19 @@ func (c *Client) hangUp() {
 func (c *Client) ask(op byte, id string, files []int, start bool) (answer []byte, got []int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for try := 0; ; try++ {
-		fresh := c.conn < 0
-		if fresh {
-			if err := c.connect(start); err != nil {
-				return nil, nil, err
-			}
-		}
-		answer, got, err = c.exchange(op, id, files)
-		if err == nil {
-			break
-		}
-		c.hangUp()
-		if fresh || try > 0 || errors.Is(err, unix.EAGAIN) { // it is there, and hangs
-			return nil, nil, err
-		}
+	if time.Since(c.hung) < restTime {
+		return nil, nil, errors.New("the store of descriptors did not answer a moment ago")
+	}
+	answer, got, again, err := c.try(op, id, files, start)
+	if again {
+		answer, got, _, err = c.try(op, id, files, start)
+	}
+	if errors.Is(err, unix.EAGAIN) {
+		c.hung = time.Now()
+		err = fmt.Errorf("the store of descriptors does not answer: %w", err)
+	}
+	if err != nil {
+		return nil, nil, err
 	}
 	if errno := unix.Errno(answer[0]); errno != 0 {
 		closeAll(got)
@@ -117,6 +118,21 @@ func (c *Client) ask(op byte, id string, files []int, start bool) (answer []byte
 		return nil, nil, errno
 	}
 	return answer[1:], got, nil
+}
+
+// try is one attempt; again says that another store may be there by now.
+func (c *Client) try(op byte, id string, files []int, start bool) (answer []byte, got []int, again bool, err error) {
+	fresh := c.conn < 0
+	if fresh {
+		if err := c.connect(start); err != nil {
+			return nil, nil, false, err
+		}
+	}
+	answer, got, err = c.exchange(op, id, files)
+	if err != nil {
+		c.hangUp()
+	}
+	return answer, got, err != nil && !fresh && !errors.Is(err, unix.EAGAIN), err
 }
 
 func (c *Client) exchange(op byte, id string, files []int) ([]byte, []int, error) {
@@ -162,7 +178,7 @@ func (c *Client) dial() error {
 	}
 	limit := unix.NsecToTimeval(answerTime.Nanoseconds())
 	err = errors.Join(unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit), unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit))
-	if err == nil {
+	for try := err == nil; try; try = errors.Is(err, unix.EINTR) {
 		err = unix.Connect(fd, &unix.SockaddrUnix{Name: c.cfg.Socket})
 	}
 	if err != nil {

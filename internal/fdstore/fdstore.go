@@ -57,7 +57,13 @@ func send(fd int, msg []byte, files []int, flags int) error {
 // receive reads one message and what came with it, which is the caller's to close. No message at all is the end.
 func receive(fd int, buf []byte, flags int) (n int, files []int, err error) {
 	oob := make([]byte, unix.CmsgSpace(4*MaxFiles))
-	n, oobn, got, _, err := unix.Recvmsg(fd, buf, oob, flags|unix.MSG_CMSG_CLOEXEC)
+	var oobn, got int
+	for {
+		n, oobn, got, _, err = unix.Recvmsg(fd, buf, oob, flags|unix.MSG_CMSG_CLOEXEC)
+		if !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
 	if err != nil {
 		return 0, nil, err
 	}

@@ -166,10 +166,17 @@ func TestAStoreThatHangsIsLeft(t *testing.T) {
 		t.Fatal(err)
 	}
 	unix.Kill(p.alone(), unix.SIGSTOP)
-	defer unix.Kill(p.alone(), unix.SIGCONT)
+	defer func() {
+		unix.Kill(p.alone(), unix.SIGCONT)
+		c.hung = time.Time{}
+	}()
 	began := time.Now()
 	if err := c.Put("b", []int{0}); err == nil || time.Since(began) > answerTime+time.Second {
 		t.Errorf("%v after %v", err, time.Since(began))
+	}
+	began = time.Now()
+	if _, err := c.Get("a"); err == nil || errors.Is(err, ErrNotKept) || time.Since(began) > answerTime {
+		t.Errorf("the next one: %v after %v", err, time.Since(began))
 	}
 }
 

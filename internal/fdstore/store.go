@@ -74,7 +74,7 @@ func (s *Store) answer(c int) error {
 	var buf [1 + maxID + 1]byte
 	n, files, err := receive(c, buf[:], unix.MSG_DONTWAIT)
 	switch {
-	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
+	case errors.Is(err, unix.EAGAIN):
 		return nil
 	case errors.Is(err, unix.EMFILE):
 		return send(c, []byte{byte(unix.EMFILE)}, nil, unix.MSG_DONTWAIT)

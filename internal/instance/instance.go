@@ -165,6 +165,12 @@ func (i Instance) DaemonCgroupRel(daemon string) string {
 	return i.CgroupRel() + "/daemons/" + daemon
 }
 
+// StoreCgroupRel is the cgroup of the store of descriptors that outlive sandboxd.
+func (i Instance) StoreCgroupRel() string { return i.CgroupRel() + "/store" }
+
+// StoreSocket is that store's unix socket.
+func (i Instance) StoreSocket() string { return filepath.Join(i.RunDir(), "store.sock") }
+
 // NetNSDir holds the kids' pinned network namespaces, named after the kid.
 func (i Instance) NetNSDir() string { return filepath.Join(i.RunDir(), "netns") }
 

@@ -68,7 +68,7 @@ type LogFrame struct {
 }
 
 // ExecExit is how an exec ended. Result is one of exited, signaled, timeout, stopped (its kid was), oom (its kid ran out
-// of memory), killed (somebody ended it), failed.
+// of memory), killed (somebody ended it), failed, unknown (nobody can say how it ended, and Code is -1).
 type ExecExit struct {
 	Result string     `json:"result"`
 	Code   int        `json:"code"`
@@ -82,7 +82,7 @@ type ExecExit struct {
 type ExecUsage struct {
 	User   time.Duration `json:"user_ns"`
 	System time.Duration `json:"system_ns"`
-	MaxRSS int64         `json:"max_rss"` // bytes, of its largest process
+	MaxRSS int64         `json:"max_rss"` // bytes, of its largest process; 0: not known
 }
 
 // Exec is a command that runs in a kid, or has ended and was detached.
@@ -95,4 +95,5 @@ type Exec struct {
 	TTY      bool      `json:"tty,omitempty"`
 	Exit     *ExecExit `json:"exit,omitempty"` // nil: it runs
 	Ended    time.Time `json:"ended,omitzero"`
+	Adopted  time.Time `json:"adopted,omitzero"` // when a sandboxd that was restarted took it over
 }

@@ -81,6 +81,8 @@ type Runtime interface {
 	Create(ctx context.Context, bundle string, s runtime.Spec) (runtime.State, error)
 	Start(ctx context.Context, id string) error
 	Exec(ctx context.Context, id, name, bundle string, p runtime.Process) (*runtime.Running, error)
+	// Adopt goes on with a command of another process, of which Running.Keep returned files there.
+	Adopt(id, group string, files []int) (*runtime.Running, error)
 	Kill(ctx context.Context, id string, sig unix.Signal) error
 	Delete(ctx context.Context, id string) error
 	State(ctx context.Context, id string) (runtime.State, error)
@@ -93,6 +95,15 @@ type Runtime interface {
 	EndGroup(dir string)
 	// Reap clears away what commands that did not start left behind.
 	Reap()
+}
+
+// Store keeps descriptors open beyond the end of this process; *fdstore.Client is one.
+type Store interface {
+	Put(id string, files []int) error
+	// Get returns copies. errors.Is(err, fdstore.ErrNotKept) where there are none.
+	Get(id string) ([]int, error)
+	Drop(id string) error
+	List() ([]string, error)
 }
 
 // FileWatch watches which programs kids start and which files they write; *filewatch.Watch is one.

@@ -12,6 +12,7 @@ import (
 	"github.com/oklog/ulid/v2"
 	"golang.org/x/sys/unix"
 
+	"tagout/internal/bootclock"
 	"tagout/internal/reason"
 	"tagout/internal/wire"
 	"tagout/sandboxd/runtime"
@@ -26,10 +27,12 @@ const (
 	resultOOM      = "oom"
 	resultKilled   = "killed"
 	resultFailed   = "failed"
+	resultUnknown  = "unknown"
 )
 
 // Exit codes where the command gave none, as shells and timeout(1) have them.
 const (
+	codeUnknown     = -1
 	codeTimeout     = 124
 	codeNotRunnable = 126
 	codeNotFound    = 127
@@ -123,7 +126,7 @@ func checkExec(r wire.ExecRequest) error {
 
 // runCommand runs the command to its end and says how it ended. When ctx ends, its cause says why the command is
 // killed.
-func (m *Manager) runCommand(ctx context.Context, e *execution, r wire.ExecRequest, s *stream) wire.ExecExit {
+func (m *Manager) runCommand(ctx context.Context, e *execution, r wire.ExecRequest) wire.ExecExit {
 	k := e.k
 	run, err := m.startInTime(ctx, k, r)
 	if errors.Is(err, errTooSlow) {
@@ -134,13 +137,18 @@ func (m *Manager) runCommand(ctx context.Context, e *execution, r wire.ExecReque
 	}
 	m.noteFirst(k, time.Since(e.began))
 	m.noteStarted(e, run)
+	go m.feed(e, run, r)
+	return m.see(ctx, e, run)
+}
+
+// see reads what the command writes, waits for its end, and says how it ended.
+func (m *Manager) see(ctx context.Context, e *execution, run *runtime.Running) wire.ExecExit {
 	defer m.tidy(e, run)
 	defer run.Close()
-	go e.feed(run, r)
-	s.read(run)
-	cause := m.await(ctx, k, run, e.began, r.Timeout)
-	cut := s.drain(run)
-	exit := m.verdict(ctx, k, run, cause, r.Timeout)
+	e.out.read(run)
+	cause := m.await(ctx, e, run)
+	cut := e.out.drain(run)
+	exit := m.verdict(ctx, e, run, cause)
 	exit.Cut, exit.Usage = cut, usage(run)
 	return exit
 }
@@ -209,12 +217,18 @@ func (m *Manager) notStarted(ctx context.Context, k *kid, err error) wire.ExecEx
 
 // await returns when the command has ended, or as much as it ever will, with the reason why it was killed:
 // empty where it was not killed from here.
-func (m *Manager) await(ctx context.Context, k *kid, run *runtime.Running, began time.Time, timeout time.Duration) (cause string) {
+func (m *Manager) await(ctx context.Context, e *execution, run *runtime.Running) (cause string) {
+	k := e.k
 	var expired <-chan time.Time
-	if timeout > 0 {
-		t := time.NewTimer(timeout - time.Since(began))
+	if e.due > 0 {
+		t := time.NewTimer(e.due - bootclock.Now())
 		defer t.Stop()
 		expired = t.C
+	}
+	select {
+	case <-run.Done():
+		return ""
+	default:
 	}
 	select {
 	case <-run.Done():
@@ -243,7 +257,7 @@ func (m *Manager) await(ctx context.Context, k *kid, run *runtime.Running, began
 }
 
 // verdict says how the command ended.
-func (m *Manager) verdict(ctx context.Context, k *kid, run *runtime.Running, cause string, timeout time.Duration) wire.ExecExit {
+func (m *Manager) verdict(ctx context.Context, e *execution, run *runtime.Running, cause string) wire.ExecExit {
 	select {
 	case <-run.Done():
 	default:
@@ -251,17 +265,17 @@ func (m *Manager) verdict(ctx context.Context, k *kid, run *runtime.Running, cau
 	}
 	switch exit := run.Exit(); {
 	case cause == resultTimeout:
-		return wire.ExecExit{Result: resultTimeout, Code: codeTimeout, Detail: fmt.Sprintf("killed after %s", timeout)}
+		return wire.ExecExit{Result: resultTimeout, Code: codeTimeout, Detail: fmt.Sprintf("killed after %s", e.timeout)}
 	case cause == resultKilled:
 		return wire.ExecExit{Result: resultKilled, Code: codeKilled, Signal: unix.SignalName(unix.SIGKILL), Detail: context.Cause(ctx).Error()}
 	case cause == resultFailed:
 		return wire.ExecExit{Result: resultFailed, Code: codeKilled, Detail: "killed because whoever asked for it went away"}
-	case (exit.Unknown || exit.Signal == int(unix.SIGKILL)) && m.ranOut(k, false):
-		return wire.ExecExit{Result: resultOOM, Code: codeKilled, Signal: unix.SignalName(unix.SIGKILL), Detail: m.cause(k)}
-	case exit.Unknown:
-		return wire.ExecExit{Result: resultFailed, Code: codeKilled, Detail: "the command has ended, but kid-init does not say how"}
-	case exit.Signal == int(unix.SIGKILL) && m.wasStopped(ctx, k):
+	case (exit.Unknown || exit.Signal == int(unix.SIGKILL)) && m.ranOut(e.k, false):
+		return wire.ExecExit{Result: resultOOM, Code: codeKilled, Signal: unix.SignalName(unix.SIGKILL), Detail: m.cause(e.k)}
+	case (exit.Unknown || exit.Signal == int(unix.SIGKILL)) && m.wasStopped(ctx, e.k):
 		return wire.ExecExit{Result: resultStopped, Code: codeKilled, Signal: unix.SignalName(unix.SIGKILL)}
+	case exit.Unknown:
+		return wire.ExecExit{Result: resultUnknown, Code: codeUnknown, Detail: e.unknown()}
 	case exit.Signal != 0:
 		return wire.ExecExit{Result: resultSignaled, Code: codeSignal + exit.Signal, Signal: unix.SignalName(unix.Signal(exit.Signal))}
 	default:

@@ -5,11 +5,13 @@ import (
 	"errors"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/oklog/ulid/v2"
 
 	"tagout/internal/audit"
+	"tagout/internal/bootclock"
 	"tagout/internal/reason"
 	"tagout/internal/wire"
 	"tagout/sandboxd/outlog"
@@ -33,6 +35,10 @@ type execution struct {
 	argv  []string // as it is shown
 	actor string
 	tty   bool
+
+	timeout time.Duration // 0: none
+	due     time.Duration // when it is over, on the boot clock; 0: never
+
 	input chan wire.ExecInput // what follows ExecRequest.Stdin; nil: nothing
 	fed   chan struct{}       // closed when the command gets no more input
 
@@ -40,6 +46,8 @@ type execution struct {
 	cancel   context.CancelCauseFunc
 	out      *stream
 	detached chan struct{} // closed when nobody's going away ends it any more
+	adopted  time.Time     // when this sandboxd took it over from another; zero: it is its own
+	loss     string        // what of its output that cost; may be empty
 	done     chan struct{} // closed when it has ended
 
 	// Guarded by Manager.mu.
@@ -50,6 +58,12 @@ type execution struct {
 	exit    *wire.ExecExit   // nil: it has not ended
 	ended   time.Time
 	lingers bool // what it left running holds its cgroup
+	handed  bool // it has got all the input that came with its request
+	over    bool // its input has ended
+
+	storing   sync.Mutex // held while the store is told of the command
+	kept      bool       // guarded by storing; the store has its descriptors
+	keptInput bool       // guarded by storing; that of its input too
 }
 
 // endedBy is the cause of a command's end that somebody asked for.
@@ -116,6 +130,9 @@ func (m *Manager) register(k *kid, actor string, r wire.ExecRequest) (*execution
 		fed: make(chan struct{}), detached: make(chan struct{}), done: make(chan struct{}),
 	}
 	e.ctx, e.cancel = context.WithCancelCause(context.Background())
+	if r.Timeout > 0 {
+		e.timeout, e.due = r.Timeout, bootclock.Now()+r.Timeout
+	}
 	if r.Input {
 		e.input = make(chan wire.ExecInput, pendingInput)
 	}
@@ -137,10 +154,7 @@ func (m *Manager) register(k *kid, actor string, r wire.ExecRequest) (*execution
 	if err := m.newRecord(e); err != nil {
 		return nil, err
 	}
-	if k.execs == nil {
-		k.execs = map[string]*execution{}
-	}
-	k.execs[e.id] = e
+	m.show(e)
 	return e, nil
 }
 
@@ -177,14 +191,19 @@ func (m *Manager) conduct(e *execution, r wire.ExecRequest) {
 	m.touch(k)
 	defer m.touch(k)
 	m.log(k, audit.Record{Event: audit.EventExecStarted, Actor: e.actor, Outcome: audit.OutcomeOK, Fields: execFields(r, nil)})
-	exit := m.runCommand(e.ctx, e, r, e.out)
+	exit := m.runCommand(e.ctx, e, r)
+	m.conclude(e, r, &exit)
+}
+
+// conclude records and tells how a command has ended.
+func (m *Manager) conclude(e *execution, r wire.ExecRequest, exit *wire.ExecExit) {
 	outcome := audit.OutcomeOK
 	if exit.Result != resultExited {
 		outcome = audit.OutcomeFail
 	}
-	m.log(k, audit.Record{Event: audit.EventExecEnded, Actor: e.actor, Outcome: outcome, Detail: exit.Detail, Fields: execFields(r, &exit)})
+	m.log(e.k, audit.Record{Event: audit.EventExecEnded, Actor: e.actor, Outcome: outcome, Detail: exit.Detail, Fields: execFields(r, exit)})
 	m.cfg.Metrics.ExecEnded(exit.Result, time.Since(e.began))
-	m.noteEnded(e, &exit)
+	m.noteEnded(e, exit)
 }
 
 // leave ends the command when its caller has gone, unless it is detached.
@@ -244,33 +263,42 @@ func (m *Manager) detach(e *execution) {
 		m.cfg.Log.Error("noting that a command is detached", "kid", e.k.name, "command", e.id, "error", err)
 	}
 	m.mu.Unlock()
-	e.out.redirect(func(f wire.ExecFrame) error {
-		if log == nil {
-			return nil
-		}
-		return errors.Join(log.Write(outlog.Stdout, f.Stdout), log.Write(outlog.Stderr, f.Stderr))
-	})
+	m.keepOutput(e, log)
 	close(e.detached)
+	go m.shelter(e)
+}
+
+// keepOutput makes the command's output go into its log, nil where there is none.
+func (m *Manager) keepOutput(e *execution, log *outlog.Log) {
+	e.out.keep(log, func(err error) {
+		m.cfg.Log.Error("keeping a detached command's output; what follows is dropped", "kid", e.k.name, "command", e.id, "error", err)
+	})
 }
 
 // feed gives the command its input and then the end of it. A command that does not read, or has ended, ends the
 // feeding when run is closed.
-func (e *execution) feed(run *runtime.Running, r wire.ExecRequest) {
+func (m *Manager) feed(e *execution, run *runtime.Running, r wire.ExecRequest) {
 	defer close(e.fed)
-	run.Stdin.Write(r.Stdin) // the command need not read its input
+	if len(r.Stdin) > 0 {
+		run.Stdin.Write(r.Stdin) // the command need not read its input
+	}
+	if e.input == nil {
+		run.EndInput() // as above
+	}
+	m.handedOver(e)
 	for e.input != nil {
 		select {
 		case <-e.done:
 			return
 		case in := <-e.input:
 			if in.EOF {
+				m.inputOver(e)
 				run.EndInput() // as above
 				return
 			}
 			run.Stdin.Write(in.Stdin) // as above
 		}
 	}
-	run.EndInput() // as above
 }
 
 // noteStarted notes what the kernel knows of the command.
@@ -314,6 +342,7 @@ func (m *Manager) noteEnded(e *execution, exit *wire.ExecExit) {
 		e.out.frame(wire.ExecFrame{Exit: exit})
 	}
 	close(e.done)
+	m.shelter(e)
 }
 
 // forgetOldest keeps the number of commands that have ended within its bound. Call it with mu held.
@@ -360,6 +389,7 @@ func (m *Manager) forgetExecs(k *kid) {
 func (e *execution) view() wire.Exec {
 	return wire.Exec{
 		ID: e.id, Argv: e.argv, Actor: e.actor, Started: e.began.UTC(), Detached: e.free, TTY: e.tty, Exit: e.exit, Ended: e.ended.UTC(),
+		Adopted: e.adopted.UTC(),
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 
 	"tagout/internal/audit"
 	"tagout/internal/cgroup"
+	"tagout/internal/fdstore"
 	"tagout/internal/instance"
 	"tagout/internal/session"
 	"tagout/internal/testroot"
@@ -40,6 +41,9 @@ func TestMain(m *testing.M) {
 		os.Exit(runProbe(probe))
 	}
 	if os.Getenv("TAGOUT_TEST_SANDBOXD") != "" {
+		if os.Getenv("TAGOUT_TEST_SERVANT") != "" {
+			os.Exit(runServant())
+		}
 		os.Exit(runDoomed())
 	}
 	if os.Getenv("TAGOUT_TEST_ASKED") != "" {
@@ -373,7 +377,15 @@ func tryManager(inst instance.Instance, layout cgroup.Layout, init string, g *gu
 	if unmapped != nil {
 		return nil, unmapped
 	}
+	if err := layout.Create(inst.StoreCgroupRel()); err != nil {
+		return nil, err
+	}
+	kept := fdstore.NewClient(fdstore.Config{
+		Socket: inst.StoreSocket(), Program: []string{init, "store"},
+		Place: func(pid int) error { return cgroup.Join(layout.V2(inst.StoreCgroupRel()), pid) },
+	})
 	return New(Config{
+		Kept: kept,
 		Inst: inst, Init: init, Runtime: runc, Images: map[string]Image{image.HostName: host},
 		Writable: func(_, userns string, uid int, size int64) (Image, error) {
 			return host.WritableFor(userns, uid, size), nil
@@ -410,6 +422,7 @@ func (b *box) sweep() {
 		}
 	}
 	cgroup.Kill(b.layout.V2(b.inst.KidsCgroupRel())) // nothing should be there any more
+	cgroup.Kill(b.layout.V2(b.inst.StoreCgroupRel()))
 	if err := b.layout.Remove(ctx, b.inst.CgroupRel()); err != nil {
 		b.t.Error(err)
 	}

@@ -19,7 +19,7 @@ import (
 	"tagout/internal/wire"
 )
 
-// Config is a manager's configuration. Every field but SocketWatch, Trip, Budget, Files and Lessons is needed.
+// Config is a manager's configuration. Every field but SocketWatch, Trip, Budget, Files, Lessons and Kept is needed.
 type Config struct {
 	Inst        instance.Instance
 	Init        string // path of kid-init
@@ -28,6 +28,7 @@ type Config struct {
 	Stored      func(name, userns string) (Image, error)                      // images that were imported, for one kid; nil: there are none
 	Writable    func(name, userns string, uid int, size int64) (Image, error) // for kids that may install; nil: there are none
 	SocketWatch string                                                        // sockwatch's socket; empty: sockets that no kid may have are refused without a record
+	Kept        Store                                                         // nil: no command outlives this process
 	Cgroups     Cgroups
 	Kernel      Kernel
 	Stopper     Stopper

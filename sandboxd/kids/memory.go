@@ -148,8 +148,8 @@ func (m *Manager) keepDead(k *kid) {
 	} else if err := cgroup.Kill(m.cfg.Cgroups.V2(m.cgroupRel(k.name))); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		m.cfg.Log.Error("killing what is left of a kid that ran out of memory", "kid", k.name, "error", err)
 	}
-	if err := m.endExecs(k); err != nil {
-		m.cfg.Log.Error("ending what a predecessor's commands left in a kid", "kid", k.name, "error", err)
+	if err := m.takeOverExecs(k); err != nil {
+		m.cfg.Log.Error("taking over a predecessor's commands in a kid", "kid", k.name, "error", err)
 	}
 	k.markGone()
 	m.cfg.Log.Info("a kid that ran out of memory is still there", "kid", k.name)

@@ -44,8 +44,8 @@ func (m *Manager) Recover(ctx context.Context) error {
 				m.cfg.Log.Error("watching an adopted kid's memory", "kid", name, "error", err)
 			}
 			m.watch(k)
-			if err := m.endExecs(k); err != nil {
-				m.cfg.Log.Error("ending what a predecessor's commands left in an adopted kid", "kid", name, "error", err)
+			if err := m.takeOverExecs(k); err != nil {
+				m.cfg.Log.Error("taking over a predecessor's commands in an adopted kid", "kid", name, "error", err)
 			}
 			if err := m.watchFilesOf(k, true); err != nil { // killswitchd sees that nobody watches, and stops the kid
 				m.cfg.Log.Error("watching an adopted kid", "kid", name, "error", err)
@@ -57,7 +57,7 @@ func (m *Manager) Recover(ctx context.Context) error {
 			errs = append(errs, fmt.Errorf("reclaiming kid %s: %w", name, err))
 		}
 	}
-	errs = append(errs, m.removeStrayLinks(), m.sweepKernel(), m.store.Sweep())
+	errs = append(errs, m.removeStrayLinks(), m.sweepKernel(), m.dropUnclaimed(), m.store.Sweep())
 	return errors.Join(errs...)
 }
 

@@ -2,6 +2,7 @@ package kids
 
 import (
 	"errors"
+	"io"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -10,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tagout/internal/wire"
+	"tagout/sandboxd/outlog"
 	"tagout/sandboxd/runtime"
 )
 
@@ -22,8 +24,9 @@ type stream struct {
 	send func(wire.ExecFrame) error // guarded by mu
 	err  error                      // guarded by mu; the first that send returned
 
+	log     atomic.Pointer[outlog.Log] // takes what comes from pipes, by itself; nil: send gets all
 	readers sync.WaitGroup
-	cut     atomic.Bool // somebody still held a pipe open
+	cut     atomic.Bool // somebody still held a pipe open, or the log took no more
 }
 
 // frame sends one frame; after a failure it drops everything.
@@ -38,19 +41,37 @@ func (s *stream) frame(f wire.ExecFrame) {
 	}
 }
 
-// redirect sends everything from here on to another receiver.
-func (s *stream) redirect(send func(wire.ExecFrame) error) {
+// keep sends everything from here on to the log; nil drops it. It is read all the same: the command goes on. trouble is
+// told, once, that the log takes no more.
+func (s *stream) keep(log *outlog.Log, trouble func(error)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.send, s.err = send, nil
+	s.err = nil
+	s.send = func(f wire.ExecFrame) error {
+		if log == nil {
+			return nil
+		}
+		return errors.Join(log.Write(outlog.Stdout, f.Stdout), log.Write(outlog.Stderr, f.Stderr))
+	}
+	s.failed = func() {
+		s.cut.Store(true)
+		s.log.Store(nil)
+		trouble(s.err)
+	}
+	s.log.Store(log)
+	if log == nil {
+		s.cut.Store(true)
+	}
 }
 
 // read starts sending what the command writes.
 func (s *stream) read(run *runtime.Running) {
-	s.readers.Go(func() { s.copy(run.Stdout, func(b []byte) wire.ExecFrame { return wire.ExecFrame{Stdout: b} }) })
-	if run.Stderr != nil {
-		s.readers.Go(func() { s.copy(run.Stderr, func(b []byte) wire.ExecFrame { return wire.ExecFrame{Stderr: b} }) })
+	if run.Stderr == nil { // a terminal: it cannot be spliced
+		s.readers.Go(func() { s.copy(run.Stdout, 0) })
+		return
 	}
+	s.readers.Go(func() { s.copy(run.Stdout, outlog.Stdout) })
+	s.readers.Go(func() { s.copy(run.Stderr, outlog.Stderr) })
 }
 
 // drain returns when everything that the command had written when it ended is sent. A child that holds the
@@ -68,17 +89,14 @@ func (s *stream) drain(run *runtime.Running) (cut bool) {
 
 const frameSize = 32 << 10
 
-// copy sends f until its end, or until its deadline and then what is still in the pipe.
-func (s *stream) copy(f *os.File, wrap func([]byte) wire.ExecFrame) {
+// copy sends f until its end, or until its deadline and then what is still in the pipe. stream is 0 for a terminal.
+func (s *stream) copy(f *os.File, stream int) {
 	buf := make([]byte, frameSize)
 	for {
-		n, err := f.Read(buf)
-		if n > 0 {
-			s.frame(wrap(buf[:n]))
-		}
+		err := s.move(f, stream, buf)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			s.cut.Store(true)
-			s.copyRest(f, buf, wrap)
+			s.copyRest(f, buf, stream)
 			return
 		}
 		if err != nil {
@@ -87,9 +105,59 @@ func (s *stream) copy(f *os.File, wrap func([]byte) wire.ExecFrame) {
 	}
 }
 
+// move waits for something to read and sends it. An error means that no more comes, or that its time is over.
+func (s *stream) move(f *os.File, stream int, buf []byte) error {
+	log := s.log.Load()
+	if log == nil || stream == 0 {
+		n, err := f.Read(buf)
+		s.bytes(stream, buf[:n])
+		return err
+	}
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	n := 0
+	var moveErr error
+	err = raw.Read(func(fd uintptr) (done bool) {
+		n, moveErr = log.Splice(stream, int(fd))
+		return !errors.Is(moveErr, unix.EAGAIN) && !errors.Is(moveErr, unix.EINTR)
+	})
+	switch {
+	case err != nil:
+		return err
+	case moveErr != nil:
+		s.fail(moveErr) // it is read on, and dropped
+		return nil
+	case n == 0:
+		return io.EOF
+	}
+	return nil
+}
+
+// fail is told of the first error only.
+func (s *stream) fail(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err == nil {
+		s.err = err
+		s.failed()
+	}
+}
+
+func (s *stream) bytes(stream int, b []byte) {
+	switch {
+	case len(b) == 0:
+	case stream == outlog.Stderr:
+		s.frame(wire.ExecFrame{Stderr: b})
+	default:
+		s.frame(wire.ExecFrame{Stdout: b})
+	}
+}
+
 // copyRest sends what lies in the pipe without waiting for more. A pipe held at most its own size when the
 // command ended, so more than that is not the command's.
-func (s *stream) copyRest(f *os.File, buf []byte, wrap func([]byte) wire.ExecFrame) {
+func (s *stream) copyRest(f *os.File, buf []byte, stream int) {
 	raw, err := f.SyscallConn()
 	if err != nil {
 		return
@@ -101,7 +169,14 @@ func (s *stream) copyRest(f *os.File, buf []byte, wrap func([]byte) wire.ExecFra
 	}
 	for sizeErr == nil && err == nil && left > 0 {
 		n := 0
-		ctlErr := raw.Control(func(fd uintptr) { n, err = unix.Read(int(fd), buf[:min(len(buf), left)]) })
+		log := s.log.Load()
+		ctlErr := raw.Control(func(fd uintptr) {
+			if log != nil && stream != 0 {
+				n, err = log.Splice(stream, int(fd))
+			} else {
+				n, err = unix.Read(int(fd), buf[:min(len(buf), left)])
+			}
+		})
 		if errors.Is(err, unix.EINTR) {
 			err = nil
 			continue
@@ -109,7 +184,9 @@ func (s *stream) copyRest(f *os.File, buf []byte, wrap func([]byte) wire.ExecFra
 		if ctlErr != nil || err != nil || n <= 0 { // EAGAIN: empty
 			return
 		}
-		s.frame(wrap(buf[:n]))
+		if log == nil || stream == 0 {
+			s.bytes(stream, buf[:n])
+		}
 		left -= n
 	}
 }

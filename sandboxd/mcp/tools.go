@@ -98,7 +98,7 @@ type ExecInput struct {
 
 // ExecOutput is how a command ended and what it wrote.
 type ExecOutput struct {
-	Result string `json:"result" jsonschema:"exited, signaled, timeout, stopped, oom, killed or failed"`
+	Result string `json:"result" jsonschema:"exited, signaled, timeout, stopped, oom, killed, failed or unknown"`
 	Code   int    `json:"code" jsonschema:"exit code"`
 	Signal string `json:"signal,omitempty"`
 	Detail string `json:"detail,omitempty"`

@@ -14,44 +14,41 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What Keep returns, in order. Of a command with a terminal there is no keptErr: keptOut is the terminal's master.
-const (
-	keptHandle = iota // the command's pidfd, which says how it ended also to a process that it was not a child of
-	keptOut
-	keptErr
-)
-
-// Keep returns copies of the descriptors that the command needs to outlive this process, and that Adopt takes. They are
-// the caller's to close. The input of a command without a terminal is not among them: its end has come, or comes with
-// this process's.
-func (r *Running) Keep() (files []int, err error) {
+// Keep returns copies of the descriptors that the command needs to outlive this process, and that Adopt takes: its pidfd,
+// which says how it ended also to a process that it was not a child of; its output; and with input, where it has no
+// terminal, the end of a pipe that holds its input open. They are the caller's to close. errors.Is(err, os.ErrClosed)
+// where the command has ended.
+func (r *Running) Keep(input bool) (files []int, err error) {
 	defer func() {
 		if err != nil {
 			closeFDs(files)
 			files, err = nil, fmt.Errorf("copying a command's descriptors: %w", err)
 		}
 	}()
-	for _, f := range []*os.File{r.handle, r.Stdout, r.Stderr} {
+	all := []*os.File{r.handle, r.Stdout}
+	if r.Stderr != nil {
+		all = append(all, r.Stderr)
+		if input {
+			all = append(all, r.Stdin)
+		}
+	}
+	for _, f := range all {
 		if f == nil {
-			continue
+			return files, os.ErrClosed
 		}
 		raw, err := f.SyscallConn()
 		if err != nil {
 			return files, err
 		}
+		n := -1
 		var dupErr error
-		err = raw.Control(func(fd uintptr) {
-			var n int
-			if n, dupErr = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0); dupErr == nil {
-				files = append(files, n)
-			}
-		})
-		if err := errors.Join(err, dupErr); err != nil {
-			return files, err
+		if raw.Control(func(fd uintptr) { n, dupErr = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0) }) != nil {
+			return files, os.ErrClosed
 		}
-	}
-	if r.handle == nil || len(files) < 2 {
-		return files, errors.New("it has none")
+		if dupErr != nil {
+			return files, dupErr
+		}
+		files = append(files, n)
 	}
 	return files, nil
 }
@@ -63,66 +60,73 @@ func closeFDs(files []int) {
 }
 
 // Adopt goes on with a command that another process of this program started in the container, in the cgroup called
-// group. files are what Keep returned there, and are taken over in any case. It may have ended since; how, the kernel
-// says since Linux 6.15, and an older one only to whoever looks before kid-init does.
+// group. files are what Keep returned there, and are taken over in any case; Stdin is nil where the command's input has
+// ended. It may have ended itself since: how, the kernel says since Linux 6.15, an older one only to whoever looks before
+// it is reaped.
 func (r *Runc) Adopt(id, group string, files []int) (*Running, error) {
 	var open []*os.File
 	for _, fd := range files {
 		open = append(open, os.NewFile(uintptr(fd), "kept"))
 	}
-	run, err := r.adopt(id, group, open)
+	run, ended, err := r.adopt(id, group, open)
 	if err != nil {
 		closeFiles(open...)
 		return nil, fmt.Errorf("adopting a command of container %s: %w", id, err)
 	}
-	go run.followAdopted()
+	if ended {
+		run.followAdopted() // so that nobody takes it for one whose time is over
+	} else {
+		go run.followAdopted()
+	}
 	return run, nil
 }
 
-func (r *Runc) adopt(id, group string, files []*os.File) (*Running, error) {
-	if len(files) < keptErr || len(files) > keptErr+1 {
-		return nil, fmt.Errorf("%d descriptors were kept", len(files))
+func (r *Runc) adopt(id, group string, files []*os.File) (_ *Running, ended bool, err error) {
+	if len(files) < 2 || len(files) > 4 {
+		return nil, false, fmt.Errorf("%d descriptors were kept", len(files))
 	}
 	if !strings.HasPrefix(group, groupPrefix) || strings.Contains(group, "/") {
-		return nil, fmt.Errorf("%q is no cgroup of a command", group)
+		return nil, false, fmt.Errorf("%q is no cgroup of a command", group)
 	}
 	paths, err := cgroupPaths(filepath.Join(r.root, id))
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	if paths[""] == "" {
-		return nil, errNotUnified
+		return nil, false, errNotUnified
 	}
-	run := &Running{handle: files[keptHandle], Stdout: files[keptOut], done: make(chan struct{})}
-	if len(files) > keptErr {
-		run.Stderr = files[keptErr]
-	} else {
-		run.Stdin = run.Stdout
+	run := &Running{handle: files[0], Stdout: files[1], done: make(chan struct{})}
+	switch len(files) {
+	case 2:
+		run.Stdin = run.Stdout // a terminal
+	case 3:
+		run.Stderr = files[2]
+	case 4:
+		run.Stderr, run.Stdin = files[2], files[3]
 	}
 	for _, dir := range paths {
 		run.group.dirs = append(run.group.dirs, filepath.Join(dir, group))
 	}
 	run.group.unified = filepath.Join(paths[""], group)
-	ended, err := readable(run.handle)
-	if err != nil {
-		return nil, err
+	if ended, err = readable(run.handle); err != nil {
+		return nil, false, err
 	}
 	if run.PID, err = pidOf(run.handle); err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	if ended || run.PID <= 0 {
-		return run, nil
+		return run, true, nil
 	}
 	// The pidfd is this program's own and names no other process than the command. That it is where it was put is
 	// looked at all the same.
 	rel, err := cgroupOf(run.PID)
 	if now, endErr := readable(run.handle); endErr == nil && now {
-		return run, nil
+		return run, true, nil
 	}
 	if err == nil && (rel == "" || !strings.HasSuffix(run.group.unified, rel)) {
 		err = fmt.Errorf("process %d is in the cgroup %q and not in %s", run.PID, rel, run.group.unified)
 	}
-	return run, err
+	return run, false, err
 }
 
 // pidOf is the pid of a pidfd's process, negative where it was reaped (pidfd_open(2)).
