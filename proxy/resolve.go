@@ -148,7 +148,10 @@ func (r *resolver) exchange(ctx context.Context, mark uint32, network string, se
 			return answer{}, false, err
 		}
 		said, cut, matches, err := parseAnswer(buf[:n], id, name, kind)
-		if matches || stream {
+		if stream && (!matches || cut) { // nobody else writes here, and there is nothing to fall back to
+			return answer{}, false, errors.Join(errors.New("no whole answer to what was asked"), err)
+		}
+		if matches {
 			return said, cut, err
 		}
 		// Somebody else's datagram: go on waiting for ours.
@@ -179,7 +182,7 @@ func parseAnswer(msg []byte, id uint16, name dnsmessage.Name, kind dnsmessage.Ty
 		return answer{}, false, false, err
 	}
 	qs, err := p.AllQuestions()
-	if err != nil || len(qs) != 1 || qs[0].Type != kind || lowerASCII(qs[0].Name.String()) != name.String() {
+	if err != nil || len(qs) != 1 || qs[0].Type != kind || qs[0].Class != dnsmessage.ClassINET || lowerASCII(qs[0].Name.String()) != name.String() {
 		return answer{}, false, false, errors.New("an answer to another question")
 	}
 	switch {
@@ -205,6 +208,9 @@ func readAddrs(p *dnsmessage.Parser, name string) (answer, error) {
 	at := map[string][]netip.Addr{}
 	ttl := uint32(math.MaxUint32)
 	for _, rr := range answers {
+		if rr.Header.Class != dnsmessage.ClassINET {
+			continue
+		}
 		ttl = min(ttl, rr.Header.TTL)
 		owner := lowerASCII(rr.Header.Name.String())
 		switch body := rr.Body.(type) {

@@ -434,7 +434,8 @@ type fakeDNS struct {
 	mu    sync.Mutex
 	zone  map[string]func() []netip.Addr
 	asked atomic.Int64
-	cut   atomic.Bool // UDP answers come truncated
+	cut   atomic.Bool                                                     // UDP answers come truncated
+	twist atomic.Pointer[func(m *dnsmessage.Message, stream bool) []byte] // what becomes of each answer
 	ttl   atomic.Uint32
 }
 
@@ -450,7 +451,7 @@ func newFakeDNS(t testing.TB) *fakeDNS {
 			if err != nil {
 				return
 			}
-			pc.WriteTo(f.answer(buf[:n], f.cut.Load()), from)
+			pc.WriteTo(f.said(buf[:n], f.cut.Load(), false), from)
 		}
 	}()
 	serveListener(t, l, func(c net.Conn) {
@@ -458,7 +459,7 @@ func newFakeDNS(t testing.TB) *fakeDNS {
 		io.ReadFull(c, length[:])
 		msg := make([]byte, binary.BigEndian.Uint16(length[:]))
 		io.ReadFull(c, msg)
-		out := f.answer(msg, false)
+		out := f.said(msg, false, true)
 		c.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(out))), out...))
 	})
 	f.set(apiHost, serverAddr)
@@ -474,6 +475,19 @@ func (f *fakeDNS) setFunc(name string, fn func() []netip.Addr) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.zone[name+"."] = fn
+}
+
+// said is answer after its twist.
+func (f *fakeDNS) said(msg []byte, cut, stream bool) []byte {
+	raw, twist := f.answer(msg, cut), f.twist.Load()
+	if twist == nil {
+		return raw
+	}
+	var m dnsmessage.Message
+	if m.Unpack(raw) != nil {
+		return raw
+	}
+	return (*twist)(&m, stream)
 }
 
 // answer puts the addresses behind a CNAME, as large hosters do.

@@ -90,6 +90,8 @@ func TestAdditions(t *testing.T) {
 			[]string{`host: api.vendor.test ports: [443] protocol: tls inspect: true methods: [DELETE, PUT] paths: ["/v1/x"]`}},
 		{"another path", []audit.Record{request("api.vendor.test", 443, "tls", "GET", "/v2/%61", reason.PathDenied), request("api.vendor.test", 443, "tls", "POST", "/v2/b", reason.MethodDenied)},
 			[]string{`host: api.vendor.test ports: [443] protocol: tls inspect: true methods: [GET] paths: ["/v2/a"]`, `host: api.vendor.test ports: [443] protocol: tls inspect: true methods: [POST] paths: ["/v2/b"]`}},
+		{"a name that no pattern reaches", []audit.Record{lookup("mine.s3.amazonaws.com", reason.PublicSuffix)},
+			[]string{"host: mine.s3.amazonaws.com ports: [443] protocol: tls"}},
 		{"allowed by now", []audit.Record{lookup("api.vendor.test", reason.NameNotAllowed), request("api.vendor.test", 443, "tls", "GET", "/v1/x", reason.PathDenied)}, nil},
 		{"allowed all along", []audit.Record{given("api.vendor.test", "198.18.0.16")}, nil},
 	} {

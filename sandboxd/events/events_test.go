@@ -68,6 +68,7 @@ func run(t *testing.T, cursor string, lost uint64, denials ...Denial) []audit.Re
 			},
 			attempts: func() (Attempts, error) { return nil, nil },
 			lost:     func() (uint64, error) { return lost, nil },
+			unsaid:   func() (uint64, error) { return 0, nil },
 		},
 		Sessions: sessionsFunc(func(mark uint32) (string, string, string, bool) { return "calm-otter", "01S", "practice", mark == 7 }),
 	})
