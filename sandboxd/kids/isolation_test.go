@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"tagout/internal/testroot"
 	"tagout/sandboxd/files"
 )
@@ -259,5 +261,38 @@ func TestNoExecScratch(t *testing.T) {
 	loader := b.sh("k2", `cp /bin/true /tmp/t; for l in /lib64/ld-linux-*.so* /lib/ld-linux-*.so*; do [ -e $l ] || continue; $l /bin/true && echo ok; $l /tmp/t || echo refused; done`)
 	if got := loader.stdout.String(); !strings.HasPrefix(got, "ok\nrefused\n") || strings.Contains(got, "ok\nok\n") {
 		t.Errorf("through the loader: %q %q", got, loader.stderr.String())
+	}
+}
+
+// TestRuntimeProgramIsSealed: what runc's process in a kid could take hold of is a copy that nobody can write to, before
+// anything of the kid's own runs.
+func TestRuntimeProgramIsSealed(t *testing.T) {
+	b := newBox(t, "tsbseal")
+	var seals int
+	var sealErr, writeErr error
+	b.fault = func(step string, done bool) error {
+		if step != "start" || done {
+			return nil
+		}
+		b.mu.Lock()
+		exe := fmt.Sprintf("/proc/%d/exe", b.kids["k1"].pid)
+		b.mu.Unlock()
+		f, err := os.Open(exe)
+		if err != nil {
+			return err
+		}
+		defer f.Close() // only read
+		seals, sealErr = unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0)
+		var w *os.File
+		if w, writeErr = os.OpenFile(exe, os.O_WRONLY, 0); writeErr == nil {
+			_, writeErr = w.Write([]byte{0})
+			w.Close() // failed, as it should
+		}
+		return nil
+	}
+	b.spawn("k1", plan())
+	want := unix.F_SEAL_SEAL | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE
+	if sealErr != nil || seals&want != want || writeErr == nil {
+		t.Errorf("seals %#x, %v; writing to it: %v", seals, sealErr, writeErr)
 	}
 }

@@ -26,9 +26,10 @@ type Runc struct {
 	// the first call.
 	Patience time.Duration
 
-	root  string
-	runc  gorunc.Runc
-	procs processes
+	root    string
+	runc    gorunc.Runc
+	program sealed // runc's
+	procs   processes
 
 	mu      sync.Mutex
 	masters map[string]*master // guarded by mu; of the containers that this process made
@@ -44,7 +45,10 @@ func NewRunc(root string) (*Runc, error) {
 	if err := os.MkdirAll(root, 0o700); err != nil {
 		return nil, fmt.Errorf("making runc's state directory: %w", err)
 	}
-	return &Runc{Patience: patience, root: root, runc: gorunc.Runc{Root: root, LogFormat: gorunc.JSON}, procs: processes{ours: map[int]bool{}}, masters: map[string]*master{}}, nil
+	return &Runc{
+		Patience: patience, root: root, runc: gorunc.Runc{Root: root, LogFormat: gorunc.JSON}, program: sealed{name: gorunc.DefaultCommand},
+		procs: processes{ours: map[int]bool{}}, masters: map[string]*master{},
+	}, nil
 }
 
 // Create makes the container and its kid-init, which does not run before Start. bundle is an existing
@@ -70,6 +74,11 @@ func (r *Runc) Create(ctx context.Context, bundle string, s Spec) (State, error)
 	ctx, cancel := context.WithTimeout(ctx, r.Patience)
 	defer cancel()
 	pidFile, logFile := filepath.Join(bundle, "init.pid"), filepath.Join(bundle, "create.log")
+	driver := r.runc
+	driver.Log = logFile
+	if driver.Command, err = r.program.path(); err != nil {
+		return fail(err)
+	}
 	null, err := gorunc.NewNullIO() // a pipe would be held open by kid-init
 	if err != nil {
 		return fail(err)
@@ -79,8 +88,6 @@ func (r *Runc) Create(ctx context.Context, bundle string, s Spec) (State, error)
 		return fail(err)
 	}
 	defer theirs.Close() // kid-init has its own
-	driver := r.runc
-	driver.Log = logFile
 	if err := driver.Create(ctx, s.ID, bundle, &gorunc.CreateOpts{IO: null, PidFile: pidFile, ExtraFiles: []*os.File{theirs}}); err != nil {
 		null.Close() // closed already unless runc could not be started
 		m.close()
@@ -135,22 +142,6 @@ func (r *Runc) dismiss(id string) {
 	}
 }
 
-// Start lets kid-init run.
-func (r *Runc) Start(ctx context.Context, id string) error {
-	ctx, cancel := context.WithTimeout(ctx, r.Patience)
-	defer cancel()
-	if err := r.runc.Start(ctx, id); err != nil {
-		return fmt.Errorf("starting container %s: %w", id, r.hung(ctx, err))
-	}
-	if r.waits(id) {
-		return fmt.Errorf("starting container %s: runc says that it did, and it did not", id)
-	}
-	if m := r.master(id); m != nil {
-		m.prepare()
-	}
-	return nil
-}
-
 // hung says so where a call of runc was killed because its time was over.
 func (r *Runc) hung(ctx context.Context, err error) error {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
@@ -161,7 +152,7 @@ func (r *Runc) hung(ctx context.Context, err error) error {
 
 // waits says whether the container was created and not started: then runc's init waits at this FIFO.
 func (r *Runc) waits(id string) bool {
-	_, err := os.Lstat(filepath.Join(r.root, id, "exec.fifo"))
+	_, err := os.Lstat(filepath.Join(r.root, id, fifoName))
 	return err == nil
 }
 
