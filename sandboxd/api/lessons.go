@@ -45,18 +45,21 @@ func (s *server) destroyWithLesson(ctx context.Context, in *destroyWithLessonReq
 }
 
 type listLessonsRequest struct {
-	Limit int    `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"How many to return at most."`
+	Page
 	Words string `query:"words" maxLength:"1024" doc:"Words that all occur in it, however they are written, with spaces between."`
 }
 
-type lessonsReply struct{ Body []wire.Lesson }
-
-func (s *server) listLessons(_ context.Context, in *listLessonsRequest) (*lessonsReply, error) {
+func (s *server) listLessons(_ context.Context, in *listLessonsRequest) (*listed[wire.Lesson], error) {
 	all, err := s.lessons.List(strings.Fields(in.Words))
 	if err != nil {
 		return nil, problem(http.StatusInternalServerError, reason.Internal, err.Error())
 	}
-	return &lessonsReply{append([]wire.Lesson{}, all[:min(len(all), in.Limit)]...)}, nil
+	return cutAfter(&in.Page, append([]wire.Lesson{}, all...), lessonID, func(id string) bool { return id < in.After }), nil
+}
+
+// lessonID orders lessons as the list does, from its end.
+func lessonID(l wire.Lesson) string {
+	return l.Destroyed.UTC().Format("2006-01-02T15:04:05.000000000Z") + " " + l.Name
 }
 
 type lessonReply struct{ Body wire.Lesson }

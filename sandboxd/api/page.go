@@ -32,9 +32,14 @@ type listed[T any] struct {
 
 // cut returns the part that p asks for of all, which is sorted by id.
 func cut[T any](p *Page, all []T, id func(T) string) *listed[T] {
+	return cutAfter(p, all, id, func(id string) bool { return id > p.After })
+}
+
+// cutAfter is cut for a list in another order: follows says whether an entry comes after the one that p names.
+func cutAfter[T any](p *Page, all []T, id func(T) string, follows func(id string) bool) *listed[T] {
 	begin := 0
 	if p.After != "" {
-		begin = slices.IndexFunc(all, func(v T) bool { return id(v) > p.After })
+		begin = slices.IndexFunc(all, func(v T) bool { return follows(id(v)) })
 		if begin < 0 {
 			begin = len(all)
 		}
