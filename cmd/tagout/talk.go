@@ -95,7 +95,7 @@ func (t *talk) over(ctx context.Context, a *app, err error) error {
 		fmt.Fprintf(a.err, "\ntagout: the command goes on: %s goes back to it\n", back) // nobody is left to be told
 		return nil
 	case errors.Is(err, execsocket.ErrCut) && t.first == nil:
-		return fmt.Errorf("the connection to sandboxd ended, not the command: %s goes back to it", back)
+		return fmt.Errorf("the connection to sandboxd ended before the command did: where `tagout execs %s` shows that it goes on, %s goes back to it", t.kid, back)
 	case errors.Is(err, execsocket.ErrCut):
 		return errors.New("the connection to sandboxd ended before the command did: see `tagout list`")
 	case ctx.Err() != nil && errors.Is(context.Cause(ctx), context.Canceled):

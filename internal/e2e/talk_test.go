@@ -1,0 +1,65 @@
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"math/rand/v2"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"tagout/internal/testpty"
+	"tagout/internal/wire"
+)
+
+// TestTalk is what somebody does with a command in a kid: bytes both ways, a shell, its size, leaving it, a stop.
+func TestTalk(t *testing.T) {
+	t.Parallel()
+	box := start(t)
+	kid := box.Spawn(bareCard, nil).Name
+	want := make([]byte, 1<<20)
+	rand.NewChaCha8([32]byte{7}).Read(want)
+	r := box.TagoutIn(bytes.NewReader(want), "exec", kid, "-i", "--", "sh", "-c", "tee /dev/stderr; exit 5")
+	if r.Code != 5 || r.Stdout != string(want) || r.Stderr != string(want) {
+		t.Errorf("code %d, %d bytes of output, %d of errors", r.Code, len(r.Stdout), len(r.Stderr))
+	}
+	typing := func(args ...string) *testpty.Session {
+		args = append([]string{"--instance", box.Inst.Name()}, args...)
+		return testpty.Start(t, exec.Command(filepath.Join(box.Bin, "tagout"), args...), 31, 101)
+	}
+	s := typing("exec", kid, "-t", "--", "sh")
+	s.WaitRaw()
+	s.Type("stty size; cat\r")
+	s.Wait("31 101")
+	s.Type("\x03")
+	s.Type("echo in''terrupted\r")
+	s.Wait("interrupted")
+	s.Type("\x1dd")
+	if code := s.End(); code != 0 {
+		t.Errorf("left with %d", code)
+	}
+	var execs []wire.Exec
+	if err := json.Unmarshal([]byte(box.Must("execs", kid, "--json")), &execs); err != nil {
+		t.Fatal(err)
+	}
+	if len(execs) != 1 || !execs[0].TTY || !execs[0].Detached {
+		t.Fatalf("after leaving: %+v", execs)
+	}
+	s = typing("attach", kid, execs[0].ID)
+	s.WaitRaw()
+	s.Resize(40, 120)
+	s.Type("stty size; echo go''es on\r")
+	s.Wait("40 120")
+	s.Wait("goes on")
+	s.Type("exit 9\r")
+	if code := s.End(); code != 9 {
+		t.Errorf("the shell ended with %d", code)
+	}
+	s = typing("exec", kid, "-t", "--", "sh")
+	s.WaitRaw()
+	box.Stop(wire.StopRequest{Scope: wire.Scope{Kid: kid}})
+	if code := s.End(); code != 3 {
+		t.Errorf("stopped with %d", code)
+	}
+	s.Wait("the kid was stopped")
+}
