@@ -23,7 +23,7 @@ func TestKidsFiguresAreProduced(t *testing.T) {
 	metrics := figures(t, filepath.Join(dir, "kids.json"))
 	want := map[string]string{ // -> its peer
 		"spawn to first output, p50": "runc run, bare", "spawn to first output, p99": "runc run, limits and filter of a kid",
-		"stage of a spawn, p50: ": "", "first command in a new kid": "", "command in a kid, request to its end, p50": "runc exec",
+		"stage of a spawn, p50: runtime": "", "first command in a new kid": "", "command in a kid, request to its end, p50": "runc exec",
 		"3 spawns at once": "one spawn alone, p50", "memory of an idle kid above an idle process": "an idle process (sleep), measured the same way",
 		"the same, charged to a kid's memory cgroup": "", "the same, growth of all daemons": "", "spawn to first output beside 2 idle kids": "the first of them",
 	}
