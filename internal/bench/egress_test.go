@@ -26,7 +26,8 @@ func TestEgressFiguresAreProduced(t *testing.T) {
 	} {
 		found := false
 		for _, m := range metrics {
-			found = found || strings.HasPrefix(m.Metric, want) && m.Value > 0
+			// What is added to a peer's time may be less than nothing on a busy machine.
+			found = found || strings.HasPrefix(m.Metric, want) && (m.Value > 0 || strings.HasPrefix(want, "added to"))
 		}
 		if !found {
 			t.Errorf("there is no figure for %q:\n%s", want, said)
