@@ -172,6 +172,8 @@ func (e *egress) dns(ctx context.Context) ([]Metric, error) {
 	return append([]Metric{
 		times(name, of(wayTagout), unit, peerDnsmasq, of(peerDnsmasq), 0.9, limits),
 		times(name, of(wayTagout), unit, peerCoredns, of(peerCoredns), 2.5, limits),
+		AtLeast("refused DNS answers", of(wayRefused), unit, 0).Beside("allowed lookups", of(wayTagout)),
+		AtLeast("processor time for a refused DNS answer", median(rs[wayRefused], loadResult.cost), "µs", 0).Beside("allowed lookups", median(rs[wayTagout], loadResult.cost)),
 	}, costs("a DNS answer", "µs", rs, loadResult.cost)...), nil
 }
 

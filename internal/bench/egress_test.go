@@ -21,7 +21,7 @@ func TestEgressFiguresAreProduced(t *testing.T) {
 	metrics := figures(t, filepath.Join(out, "egress.json"))
 	for _, want := range []string{
 		"one un-inspected tunnel, at least 1 × splice relay", "new tunnels", "added to a byte and its echo in an open tunnel, p50",
-		"added to a new tunnel until its first byte, p99", "inspected HTTPS requests", "DNS answers", "connect hook",
+		"added to a new tunnel until its first byte, p99", "inspected HTTPS requests", "DNS answers", "refused DNS answers", "connect hook",
 		"memory of the proxy with 10000 idle tunnels",
 	} {
 		found := false

@@ -70,10 +70,14 @@ const (
 	wayDirect   = "no proxy"
 	wayTagout   = "Tagout"
 	wayExplicit = "Tagout, explicit proxy"
+	wayRefused  = "Tagout, refusing"
 )
 
 // nameBulk is the name of the sink, on the card as un-inspected TLS.
 const nameBulk = "bulk.vendor.test"
+
+// nameOffCard is on no card.
+const nameOffCard = "bulk.evil.test"
 
 // tunnels lists the ways to the sink. Peers that can are told its name and resolve it at the practice
 // internet's name server, as Tagout does for each connection; the others are told its address.
@@ -115,7 +119,11 @@ func (e *egress) inspected() []way {
 
 func (e *egress) resolvers() []way {
 	sni := []string{"-sni", nameBulk}
-	ways := []way{{wayTagout, e.inKid, append(sni, "-to", netip.AddrPortFrom(e.Inst.Gateway(), instance.PortDNS).String()), true, e.daemon(instance.DNSFilter)}}
+	gateway := netip.AddrPortFrom(e.Inst.Gateway(), instance.PortDNS).String()
+	ways := []way{
+		{wayTagout, e.inKid, append(sni[:2:2], "-to", gateway), true, e.daemon(instance.DNSFilter)},
+		{wayRefused, e.inKid, []string{"-sni", nameOffCard, "-refused", "-to", gateway}, true, e.daemon(instance.DNSFilter)},
+	}
 	for _, name := range []string{peerDnsmasq, peerCoredns} {
 		if at, ok := e.peers.at[name]; ok {
 			ways = append(ways, way{name, e.inPlace, append(sni, "-to", at.String()), false, e.peers.of(name)})

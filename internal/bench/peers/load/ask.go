@@ -102,6 +102,9 @@ func readAnswer(br *bufio.Reader) error {
 // dnsPatience is how long answers may take before the window is sent again: datagrams get lost.
 const dnsPatience = 200 * time.Millisecond
 
+// codeRefused is the answer to what may not be asked (RFC 1035, section 4.1.1).
+const codeRefused = 5
+
 func queries(o options) (Result, error) {
 	var mu sync.Mutex
 	var res Result
@@ -171,7 +174,7 @@ func asker(o options, until time.Time) (Result, error) {
 			return res, err
 		}
 		for _, m := range in[:n] {
-			res.judge(m.Buffers[0][:m.N])
+			res.judge(m.Buffers[0][:m.N], o.refused)
 		}
 		if err := send(n); err != nil {
 			return res, err
@@ -180,14 +183,18 @@ func asker(o options, until time.Time) (Result, error) {
 	return res, nil
 }
 
-// judge counts an answer that holds an address; anything else is an error.
-func (r *Result) judge(msg []byte) {
-	if len(msg) > 12 && msg[3]&0xF == 0 && binary.BigEndian.Uint16(msg[6:]) == 1 {
+// judge counts an answer that holds an address, or with refused one that says REFUSED; anything else is an error.
+func (r *Result) judge(msg []byte, refused bool) {
+	code, records := -1, uint16(0)
+	if len(msg) > 12 {
+		code, records = int(msg[3]&0xF), binary.BigEndian.Uint16(msg[6:])
+	}
+	if !refused && code == 0 && records == 1 || refused && code == codeRefused && records == 0 {
 		r.Count++
 		return
 	}
-	if r.Errors++; r.Example == "" && len(msg) > 12 {
-		r.Example = fmt.Sprintf("answered with code %d and %d records", msg[3]&0xF, binary.BigEndian.Uint16(msg[6:]))
+	if r.Errors++; r.Example == "" && code >= 0 {
+		r.Example = fmt.Sprintf("answered with code %d and %d records", code, records)
 	}
 }
 

@@ -6,7 +6,7 @@
 //	load open    new tunnels, each until the server has answered, several at a time
 //	load hold    opens -count tunnels, prints how many stand, waits until the server ends them
 //	load get     HTTPS requests on connections that stay open
-//	load dns     A queries over UDP, a window of them always on the way
+//	load dns     A queries over UDP, a window of them always on the way; with -refused for a name that is to be refused
 //
 // A tunnel begins with a real ClientHello, so that a proxy can check the name, and with one TLS record for an
 // answer; what follows is no TLS, so that no encryption is measured.
@@ -47,6 +47,7 @@ type options struct {
 	piece   int64         // bytes between two acknowledgements
 	during  time.Duration // how long to go on
 	pace    time.Duration // between two tunnels or requests of a worker
+	refused bool          // queries that are refused are what counts
 }
 
 var works = map[string]func(options) (Result, error){
@@ -67,6 +68,7 @@ func main() {
 	flags.Int64Var(&o.piece, "piece", 64<<20, "")
 	flags.DurationVar(&o.during, "for", time.Second, "")
 	flags.DurationVar(&o.pace, "pace", 0, "")
+	flags.BoolVar(&o.refused, "refused", false, "")
 	if len(os.Args) < 2 || works[os.Args[1]] == nil {
 		fmt.Fprintln(os.Stderr, "usage: load pour|ping|open|hold|get|dns [flags]")
 		os.Exit(2)
