@@ -230,7 +230,7 @@ func (r *Runc) Delete(ctx context.Context, id string) error {
 	if err := r.runc.Delete(ctx, id, nil); err == nil && !r.known(id) {
 		return nil
 	}
-	if err := os.RemoveAll(filepath.Join(r.root, id)); err != nil {
+	if err := RemoveState(filepath.Join(r.root, id)); err != nil {
 		return fmt.Errorf("deleting container %s: %w", id, err)
 	}
 	return nil

@@ -177,22 +177,10 @@ func (t trial) remove(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("removing the trial's container: %w", err)
 	}
-	if err := errors.Join(t.unmount(), os.RemoveAll(t.dir)); err != nil {
+	if err := errors.Join(runtime.RemoveState(filepath.Join(t.dir, "runc", name)), os.RemoveAll(t.dir)); err != nil {
 		return fmt.Errorf("removing the trial's container: %w", err)
 	}
 	return nil
-}
-
-// unmount takes away what a runc that was killed had mounted beside its state: a copy of its own program, for as long as it
-// makes a container.
-func (t trial) unmount() error {
-	paths, err := filepath.Glob(filepath.Join(t.dir, "runc", name, "*"))
-	for _, path := range paths {
-		if gone := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); gone != nil && !errors.Is(gone, unix.EINVAL) { // not a mount
-			err = errors.Join(err, &os.PathError{Op: "unmount", Path: path, Err: gone})
-		}
-	}
-	return err
 }
 
 // removeOld removes the trials of processes that are gone.
