@@ -145,7 +145,8 @@ func proves(t *testing.T, box *testenv.Box) {
 	}
 }
 
-// fails waits until a proof was carried out that failed at one layer alone, and its lamp says why.
+// fails waits until a proof was carried out that failed at one layer alone, at a point whose name begins so, and its lamp
+// says why.
 func fails(t *testing.T, box *testenv.Box, layer wire.Layer, point, why string) {
 	t.Helper()
 	box.Until(time.Minute, "a proof fails at "+string(layer), func() error {
@@ -155,7 +156,7 @@ func fails(t *testing.T, box *testenv.Box, layer wire.Layer, point, why string) 
 				return fmt.Errorf("%+v", rep)
 			}
 		}
-		if lp := rep.Layers[layer]; lp.Point != point || !strings.Contains(lp.Detail, why) {
+		if lp := rep.Layers[layer]; !strings.HasPrefix(lp.Point, point) || !strings.Contains(lp.Detail, why) {
 			return fmt.Errorf("%+v", rep)
 		}
 		return nil
@@ -208,7 +209,7 @@ func TestProofSeesWhatIsBroken(t *testing.T) {
 
 	// Somebody lets the session go on as soon as it is stopped: packets go on passing.
 	stop := saboteur(t, box, func(kid string) error { return letGoOn(box, kid) })
-	fails(t, box, wire.LayerNetwork, "bpf-session", "")
+	fails(t, box, wire.LayerNetwork, "bpf-", "") // the first or the last point, as it happens
 	stop()
 	proves(t, box)
 
