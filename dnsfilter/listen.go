@@ -116,6 +116,7 @@ func transient(err error) bool {
 func (f *Filter) serveTCP(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	starved := audit.Starved{Where: f.tcp.Addr().String() + "/tcp", Log: f.cfg.Audit.Log}
 	for {
 		c, err := f.tcp.Accept()
 		if ctx.Err() != nil {
@@ -128,12 +129,14 @@ func (f *Filter) serveTCP(ctx context.Context) error {
 			if !transient(err) {
 				return err
 			}
+			starved.Failed(err)
 			select { // out of descriptors or memory: others have to give some back first
 			case <-time.After(10 * time.Millisecond):
 			case <-ctx.Done():
 			}
 			continue
 		}
+		starved.Accepted()
 		wg.Go(func() { f.serveConn(c) })
 	}
 }

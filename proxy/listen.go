@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"tagout/internal/audit"
 )
 
 // Listen listens on addr even before addr exists on an interface (IP_FREEBIND, ip(7)), so that the order in
@@ -42,11 +44,13 @@ func (p *Proxy) acceptLoop(ctx context.Context, l *net.TCPListener, via string) 
 	a := &acceptor{l: l}
 	defer a.Close() // nothing is lost
 	defer context.AfterFunc(ctx, func() { a.Close() })()
+	starved := audit.Starved{Where: l.Addr().String(), Log: p.cfg.Audit.Log}
 	pause := acceptPauseMin
 	for {
 		tc, err := a.accept()
 		if err == nil {
 			pause = acceptPauseMin
+			starved.Accepted()
 			if c := p.admit(tc, via); c != nil {
 				p.running.Go(func() { p.handle(c) })
 			}
@@ -59,6 +63,7 @@ func (p *Proxy) acceptLoop(ctx context.Context, l *net.TCPListener, via string) 
 			return fmt.Errorf("accepting on %s: %w", l.Addr(), err)
 		}
 		p.cfg.Metrics.AcceptFailed()
+		starved.Failed(err)
 		p.cfg.Log.Warn("accepting connections", "error", err, "pause", pause)
 		select {
 		case <-time.After(pause):

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"tagout/internal/audit"
 	"tagout/internal/policy"
 	"tagout/internal/reason"
 )
@@ -46,6 +47,9 @@ func (c *conn) resolve(ctx context.Context, t target, rule *policy.Rule) ([]neti
 		ctx, cancel := context.WithTimeout(ctx, c.p.cfg.Limits.Resolve)
 		said, err := c.p.resolver.lookup(ctx, c.sess.doc.Mark, t.name)
 		cancel()
+		if audit.OutOfRoom(err) { // this side of the road
+			return nil, refusal{reason.Capacity, "no socket to resolve " + t.name + ": " + err.Error(), rule}
+		}
 		if err != nil {
 			return nil, refusal{reason.ResolveFailed, err.Error(), rule}
 		}
@@ -110,6 +114,9 @@ func (c *conn) connect(ctx context.Context, t target, rule *policy.Rule, mark ui
 		early := func(s *sock) (stop func() bool) { return context.AfterFunc(ctx, func() { s.Close() }) }
 		return dialSock(netip.AddrPortFrom(a, t.port), deadline, prepare, early)
 	})
+	if audit.OutOfRoom(err) { // this side of the road
+		return nil, refusal{reason.Capacity, "no socket towards " + t.name + ": " + oneLine(err), rule}
+	}
 	if err != nil {
 		return nil, refusal{reason.DialFailed, oneLine(err), rule}
 	}

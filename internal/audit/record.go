@@ -18,6 +18,7 @@ const (
 	EventDaemonStarted  = "daemon.started"
 	EventDaemonStopped  = "daemon.stopped"
 	EventGap            = "audit.gap"
+	EventStarved        = "daemon.starved" // no descriptor or memory for new connections; outcome ok: there is again
 	EventKidSpawned     = "kid.spawned"
 	EventKidDestroyed   = "kid.destroyed"
 	EventKidRefused     = "kid.refused"

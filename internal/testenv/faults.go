@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -67,6 +69,71 @@ func (b *Box) OpenFiles(daemon string) int {
 		n += len(files)
 	}
 	return n
+}
+
+// LeaveFiles lowers what a daemon may have open to what it has, and so many more. The function that it returns gives the
+// daemon its limit back.
+func (b *Box) LeaveFiles(daemon string, more int) (restore func()) {
+	b.T.Helper()
+	pid := b.PID(daemon)
+	files, err := os.ReadDir(filepath.Join("/proc", strconv.Itoa(pid), "fd"))
+	if err != nil {
+		b.T.Fatal(err)
+	}
+	used := map[int]bool{}
+	for _, f := range files {
+		fd, err := strconv.Atoi(f.Name())
+		if err != nil {
+			b.T.Fatal(err)
+		}
+		used[fd] = true
+	}
+	limit := 0 // of numbers, not of files: those between that are free count
+	for ; more > 0 || used[limit]; limit++ {
+		if !used[limit] {
+			more--
+		}
+	}
+	// As its own user, who needs no capability for it (prlimit(2)).
+	prlimit := func(args ...string) string {
+		cmd := exec.Command("prlimit", append([]string{"--pid", strconv.Itoa(pid)}, args...)...)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: b.owner(pid)}
+		raw, err := cmd.CombinedOutput()
+		if err != nil {
+			b.T.Fatalf("prlimit %v of %s: %v: %s", args, daemon, err, raw)
+		}
+		return strings.TrimSpace(string(raw))
+	}
+	old := prlimit("--nofile", "--output", "SOFT", "--noheadings")
+	prlimit(fmt.Sprintf("--nofile=%d:", limit))
+	return func() { prlimit("--nofile=" + old + ":") }
+}
+
+// owner is the user and group as whom a process runs.
+func (b *Box) owner(pid int) *syscall.Credential {
+	b.T.Helper()
+	raw, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "status"))
+	if err != nil {
+		b.T.Fatal(err)
+	}
+	id := func(key string) (n uint32) {
+		_, rest, _ := strings.Cut(string(raw), "\n"+key+":")
+		if _, err := fmt.Sscan(rest, &n); err != nil {
+			b.T.Fatalf("%s of process %d: %v", key, pid, err)
+		}
+		return n
+	}
+	return &syscall.Credential{Uid: id("Uid"), Gid: id("Gid")}
+}
+
+// PID returns the process of a daemon, which must be running.
+func (b *Box) PID(daemon string) int {
+	b.T.Helper()
+	pids := b.pids(daemon)
+	if len(pids) != 1 {
+		b.T.Fatalf("%s runs as %v", daemon, pids)
+	}
+	return pids[0]
 }
 
 // signal sends sig to every process of the daemons, which must be running.
