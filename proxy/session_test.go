@@ -7,12 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -356,39 +358,12 @@ func TestShutdownEndsEveryConnectionWithARecord(t *testing.T) {
 	}
 }
 
-// The accept loop survives running out of descriptors. The limit is the process's, so nothing runs beside it.
+// The accept loop survives running out of descriptors, and says so. The limit is the process's, so nothing runs beside it.
 func TestAcceptSurvivesEMFILE(t *testing.T) {
 	failed := make(chan struct{}, 64)
 	w := newWorld(t, func(c *Config) { c.Metrics = &acceptWatch{Metrics: c.Metrics, failed: failed} })
 	w.allow(rule(apiHost, 443, policy.TCP))
-	var old unix.Rlimit
-	must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &old))
-	low := old
-	low.Cur = min(old.Cur, 512)
-	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &low))
-	restored := false
-	restore := func() {
-		if !restored {
-			restored = true
-			must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old))
-		}
-	}
-	defer restore()
-	var fillers []int
-	for {
-		fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		if err != nil {
-			break
-		}
-		fillers = append(fillers, fd)
-	}
-	free := func(n int) {
-		for range n {
-			unix.Close(fillers[len(fillers)-1])
-			fillers = fillers[:len(fillers)-1]
-		}
-	}
-	defer func() { free(len(fillers)) }()
+	free := fillDescriptors(t)
 	free(1) // for the client's socket; none is left for the proxy's
 	c, err := w.tryDial(kidAddr, w.explicit)
 	must(t, err)
@@ -397,12 +372,70 @@ func TestAcceptSurvivesEMFILE(t *testing.T) {
 	case <-time.After(patience):
 		t.Fatal("accept did not fail: the test does not test anything")
 	}
-	free(len(fillers))
-	restore()
+	free(math.MaxInt)
 	fmt.Fprintf(c, "CONNECT evil.test:443 HTTP/1.1\r\nHost: x\r\n\r\n")
 	if head := readHead(t, c); !strings.HasPrefix(head, "HTTP/1.1 403 ") {
 		t.Error(head)
 	}
+	var said []string
+	for _, r := range w.records.all() {
+		if r.Event == audit.EventStarved {
+			said = append(said, r.Outcome)
+		}
+	}
+	if want := []string{audit.OutcomeFail, audit.OutcomeOK}; !slices.Equal(said, want) {
+		t.Errorf("recorded %v, want %v", said, want)
+	}
+}
+
+// A server that cannot be dialled for want of a descriptor is not what failed.
+func TestDialWithoutDescriptors(t *testing.T) {
+	w := newWorld(t)
+	w.allow(rule(apiHost, 443, policy.TCP))
+	free := fillDescriptors(t)
+	free(2) // for both ends of the kid's connection
+	c, err := w.tryDial(kidAddr, w.explicit)
+	must(t, err)
+	fmt.Fprintf(c, "CONNECT %s:443 HTTP/1.1\r\nHost: x\r\n\r\n", apiHost)
+	head := readHead(t, c)
+	free(math.MaxInt)
+	if !strings.HasPrefix(head, "HTTP/1.1 403 ") {
+		t.Error(head)
+	}
+	rec := w.records.wait(t, "the refusal", func(r audit.Record) bool { return r.Event == audit.EventConnOpened })
+	if rec.Reason != reason.Capacity || !strings.Contains(rec.Detail, "too many open files") {
+		t.Errorf("record %+v", rec)
+	}
+}
+
+// fillDescriptors takes every descriptor that this process may have. free gives up to n of them back, and with the last
+// one the limit.
+func fillDescriptors(t *testing.T) (free func(n int)) {
+	t.Helper()
+	var old unix.Rlimit
+	must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &old))
+	low := old
+	low.Cur = min(old.Cur, 512)
+	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &low))
+	var fillers []int
+	for {
+		fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			break
+		}
+		fillers = append(fillers, fd)
+	}
+	free = func(n int) {
+		for ; n > 0 && len(fillers) > 0; n-- {
+			unix.Close(fillers[len(fillers)-1])
+			fillers = fillers[:len(fillers)-1]
+		}
+		if len(fillers) == 0 {
+			must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old))
+		}
+	}
+	t.Cleanup(func() { free(math.MaxInt) })
+	return free
 }
 
 type acceptWatch struct {
