@@ -280,7 +280,7 @@ func (m *Manager) keepOutput(e *execution, log *outlog.Log) {
 func (m *Manager) feed(e *execution, run *runtime.Running, r wire.ExecRequest) {
 	defer close(e.fed)
 	if len(r.Stdin) > 0 {
-		run.Stdin.Write(r.Stdin) // the command need not read its input
+		run.Write(r.Stdin) // the command need not read its input
 	}
 	if e.input == nil {
 		run.EndInput() // as above
@@ -296,7 +296,7 @@ func (m *Manager) feed(e *execution, run *runtime.Running, r wire.ExecRequest) {
 				run.EndInput() // as above
 				return
 			}
-			run.Stdin.Write(in.Stdin) // as above
+			run.Write(in.Stdin) // as above
 		}
 	}
 }

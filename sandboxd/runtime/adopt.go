@@ -95,7 +95,7 @@ func (r *Runc) adopt(id, group string, files []*os.File) (_ *Running, ended bool
 	if paths[""] == "" {
 		return nil, false, errNotUnified
 	}
-	run := &Running{handle: files[0], Stdout: files[1], done: make(chan struct{})}
+	run := &Running{handle: files[0], Stdout: files[1], adopted: true, done: make(chan struct{})}
 	switch len(files) {
 	case 2:
 		run.Stdin = run.Stdout // a terminal

@@ -38,6 +38,10 @@ type Running struct {
 	tidied func() // called when the command is tidied away; may be nil
 	done   chan struct{}
 	exit   Exit // valid once done is closed
+
+	adopted bool // another process has written input
+	typed   bool // this one has, and last is the last byte of it
+	last    byte
 }
 
 // Exec starts p in the container, in a cgroup of its own below the container's, so that Kill reaches

@@ -65,14 +65,49 @@ func (r *Running) Resize(rows, cols uint16) error {
 	return resize(r.Stdout, Size{rows, cols})
 }
 
-// endOfInput is what a terminal takes for it, at the beginning of a line (termios(3), VEOF).
-const endOfInput = 4
+// Write gives the command input. One goroutine at a time calls it or EndInput.
+func (r *Running) Write(b []byte) (int, error) {
+	n, err := r.Stdin.Write(b)
+	if n > 0 {
+		r.typed, r.last = true, b[n-1]
+	}
+	return n, err
+}
 
-// EndInput tells the command that its input has ended.
+// EndInput tells the command that its input has ended. A terminal takes its character for that only at the beginning of a
+// line: behind an unfinished one the first hands over the line, and the second is the end.
 func (r *Running) EndInput() error {
 	if r.Stderr != nil {
 		return r.Stdin.Close()
 	}
-	_, err := r.Stdin.Write([]byte{endOfInput})
+	mode, err := modeOf(r.Stdin)
+	if err != nil {
+		return fmt.Errorf("ending the input of a terminal: %w", err)
+	}
+	end := mode.Cc[unix.VEOF]
+	out := []byte{end}
+	if mode.Lflag&unix.ICANON != 0 && r.unfinished(mode) {
+		out = append(out, end)
+	}
+	_, err = r.Stdin.Write(out)
 	return err
+}
+
+// unfinished says whether what was typed may end within a line. Who has adopted the command cannot know.
+func (r *Running) unfinished(mode *unix.Termios) bool {
+	if !r.typed {
+		return r.adopted
+	}
+	newline := r.last == '\n' && mode.Iflag&unix.INLCR == 0 || r.last == '\r' && mode.Iflag&(unix.ICRNL|unix.IGNCR) == unix.ICRNL
+	return !newline
+}
+
+// modeOf is the mode that the command has put its terminal into (ioctl_tty(2); a master's is the slave's).
+func modeOf(master *os.File) (mode *unix.Termios, err error) {
+	raw, err := master.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	ctlErr := raw.Control(func(fd uintptr) { mode, err = unix.IoctlGetTermios(int(fd), unix.TCGETS) })
+	return mode, errors.Join(ctlErr, err)
 }
