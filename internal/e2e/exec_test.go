@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -24,6 +25,12 @@ func TestDetachedExec(t *testing.T) {
 	if l := listed(); len(l) != 1 || l[0].ID != id || !l[0].Detached || l[0].Exit != nil {
 		t.Errorf("while it runs: %+v", l)
 	}
+	box.Until(soon, "its output", func() error {
+		if r := box.Tagout("logs", kid, "--exec", id); r.Stdout != "out\n" || !strings.Contains(r.Stderr, "err\n") {
+			return fmt.Errorf("%+v", r)
+		}
+		return nil
+	})
 	box.Must("end", kid, id, "--reason", "enough")
 	r := box.Tagout("attach", kid, id)
 	if r.Code != 137 || r.Stdout != "out\n" || !strings.Contains(r.Stderr, "err\n") || !strings.Contains(r.Stderr, "enough") {
