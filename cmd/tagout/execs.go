@@ -46,12 +46,17 @@ func execState(e wire.Exec) string {
 		return fmt.Sprintf("exited %d", e.Exit.Code)
 	case e.Exit != nil:
 		return e.Exit.Result
-	case !e.Adopted.IsZero():
-		return "adopted"
-	case e.Detached:
-		return "detached"
+	case !e.Detached:
+		return "running"
 	}
-	return "running"
+	state := "detached"
+	if !e.Adopted.IsZero() {
+		state = "adopted"
+	}
+	if !e.Outlives {
+		state += " until restart"
+	}
+	return state
 }
 
 func (a *app) attachCommand() *cobra.Command {

@@ -29,6 +29,7 @@ const (
 	EventExecStarted    = "exec.started"
 	EventExecEnded      = "exec.ended"
 	EventExecAdopted    = "exec.adopted"  // it goes on after a restart of sandboxd
+	EventExecUnkept     = "exec.unkept"   // it would not
 	EventExecAttached   = "exec.attached" // somebody else may give it input
 	EventAPICalled      = "api.called"    // over TCP
 	EventAPIRefused     = "api.refused"   // a caller whom nobody knows

@@ -95,5 +95,6 @@ type Exec struct {
 	TTY      bool      `json:"tty,omitempty"`
 	Exit     *ExecExit `json:"exit,omitempty"` // nil: it runs
 	Ended    time.Time `json:"ended,omitzero"`
-	Adopted  time.Time `json:"adopted,omitzero"` // when a sandboxd that was restarted took it over
+	Adopted  time.Time `json:"adopted,omitzero"`   // when a sandboxd that was restarted took it over
+	Outlives bool      `json:"outlives,omitempty"` // it runs on when sandboxd is restarted or killed now
 }

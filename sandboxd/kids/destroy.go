@@ -88,10 +88,11 @@ func (m *Manager) holds(k *kid) bool {
 }
 
 // Run destroys kids whose time is over, and finishes what could not be finished at once, teardowns and commands that
-// did not start, until ctx ends.
+// did not start, and what the store keeps of commands, until ctx ends.
 func (m *Manager) Run(ctx context.Context) {
 	var ends sync.WaitGroup
 	defer ends.Wait()
+	ends.Go(func() { m.keepSheltered(ctx) })
 	look := time.NewTicker(lookForgotten)
 	defer look.Stop()
 	tick := time.NewTicker(retryTeardown)

@@ -62,8 +62,9 @@ type execution struct {
 	over    bool // its input has ended
 
 	storing   sync.Mutex // held while the store is told of the command
-	kept      bool       // guarded by storing; the store has its descriptors
+	kept      bool       // written with storing and Manager.mu held, read with one of them; the store has its descriptors
 	keptInput bool       // guarded by storing; that of its input too
+	unkept    bool       // guarded by storing; a record says that it has not
 }
 
 // endedBy is the cause of a command's end that somebody asked for.
@@ -389,7 +390,7 @@ func (m *Manager) forgetExecs(k *kid) {
 func (e *execution) view() wire.Exec {
 	return wire.Exec{
 		ID: e.id, Argv: e.argv, Actor: e.actor, Started: e.began.UTC(), Detached: e.free, TTY: e.tty, Exit: e.exit, Ended: e.ended.UTC(),
-		Adopted: e.adopted.UTC(),
+		Adopted: e.adopted.UTC(), Outlives: e.free && e.kept && e.exit == nil,
 	}
 }
 

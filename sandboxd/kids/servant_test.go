@@ -9,6 +9,8 @@ import (
 	"os/exec"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"tagout/internal/cgroup"
 	"tagout/internal/instance"
 	"tagout/internal/wire"
@@ -25,12 +27,18 @@ type servant struct {
 // servant starts one, which spawns the kid or, as a successor, takes it over.
 func (b *box) servant(successor bool) *servant {
 	b.t.Helper()
+	return b.servantDying(successor, "")
+}
+
+// servantDying starts one that dies of kill -9 "before" or "after" the store is given a command, or never.
+func (b *box) servantDying(successor bool, when string) *servant {
+	b.t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		b.t.Fatal(err)
 	}
 	cmd := exec.Command(self)
-	cmd.Env = append(os.Environ(), "TAGOUT_TEST_SANDBOXD="+b.inst.Name(), "TAGOUT_TEST_INIT="+initPath, fmt.Sprintf("TAGOUT_TEST_SERVANT=%v", successor))
+	cmd.Env = append(os.Environ(), "TAGOUT_TEST_SANDBOXD="+b.inst.Name(), "TAGOUT_TEST_INIT="+initPath, "TAGOUT_TEST_DIES="+when, fmt.Sprintf("TAGOUT_TEST_SERVANT=%v", successor))
 	cmd.Stderr = os.Stderr
 	in, inErr := cmd.StdinPipe()
 	out, err := cmd.StdoutPipe()
@@ -108,6 +116,9 @@ func serveOrders() error {
 	if err != nil {
 		return err
 	}
+	if when := os.Getenv("TAGOUT_TEST_DIES"); when != "" {
+		m.cfg.Kept = &deadly{m.cfg.Kept, when}
+	}
 	ctx := context.Background()
 	if os.Getenv("TAGOUT_TEST_SERVANT") == "true" {
 		err = m.Recover(ctx)
@@ -132,4 +143,19 @@ func serveOrders() error {
 			return err
 		}
 	}
+}
+
+// deadly is a store that kills its client with -9 when it is given something: before it has it, or after.
+type deadly struct {
+	Store
+	when string
+}
+
+func (d *deadly) Put(id string, files []int) error {
+	if d.when == "after" {
+		if err := d.Store.Put(id, files); err != nil {
+			return err
+		}
+	}
+	return unix.Kill(os.Getpid(), unix.SIGKILL)
 }

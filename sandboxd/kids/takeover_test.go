@@ -87,7 +87,7 @@ func TestDetachedCommandsOutliveSandboxd(t *testing.T) {
 	b.takeOver()
 	for _, id := range []string{across, silent} {
 		status, err := b.ExecStatus(t.Context(), "whole", id)
-		if err != nil || status.Adopted.IsZero() || status.Exit != nil || !status.Detached || status.Actor != "test" || len(status.Argv) != 3 {
+		if err != nil || status.Adopted.IsZero() || !status.Outlives || status.Exit != nil || !status.Detached || status.Actor != "test" || len(status.Argv) != 3 {
 			t.Errorf("taken over: %+v, %v", status, err)
 		}
 	}
