@@ -13,9 +13,10 @@ RACEPKGS := ./proxy ./dnsfilter ./killswitch ./sandboxd/events ./sandboxd/sockwa
 	control credential execsocket instance policy session suggest tally vaddr)
 FUZZTIME ?= 10m
 LIVES ?= 1000
+FOR ?= 30m
 export CGO_ENABLED ?= 0
 
-.PHONY: build setup demo test test-race soak-kids soak-stop bench bench-egress bench-kids bench-stop lint generate openapi check-generated fuzz clean
+.PHONY: build setup demo test test-race soak-kids soak-stop soak-egress bench bench-egress bench-kids bench-stop lint generate openapi check-generated fuzz clean
 
 build: ## Build every binary, static, into build/bin
 	@mkdir -p $(BIN)
@@ -40,6 +41,9 @@ soak-kids: setup build ## Let LIVES kids (default 1000) live at random while san
 soak-stop: setup build ## Run the stop cases at full size (16 GiB), and with this machine's clock set an hour forward for moments
 	@deploy/setup.sh test
 	TAGOUT_BIN=$(CURDIR)/$(BIN) go test -count=1 -timeout 30m -v -run '^TestStopCases$$' ./internal/e2e -stop.heavy -stop.wallclock
+
+soak-egress: setup build ## Run the egress load cases at full size: 10,000 at once, and 10 GB through one tunnel in FOR (default 30m)
+	TAGOUT_BIN=$(CURDIR)/$(BIN) go test -count=1 -timeout 3h -v -run '^TestEgressCases$$/^E2[56]' ./internal/e2e -egress.heavy -egress.for=$(FOR)
 
 bench-egress: setup build ## Measure the road out beside squid, smokescreen, dnsmasq and others (build/bench/egress.json)
 	@deploy/setup.sh bench

@@ -17,7 +17,7 @@ func (c *cases) tenThousandConnections() {
 	before := c.box.OpenFiles(instance.Proxy)
 	done := make(chan []outcome, 1)
 	go func() {
-		out, err := c.tryAttack(c.kid.Name, step{Kind: "crowd", Host: "echo.vendor.test", Port: portEcho, Count: crowd})
+		out, err := c.tryAttack(c.kid.Name, step{Kind: "crowd", Host: "echo.vendor.test", Port: portEcho, Count: crowd, Wave: atOnce(500, crowd)})
 		if err != nil {
 			out = []outcome{{Error: err.Error()}}
 		}

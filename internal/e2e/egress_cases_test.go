@@ -32,10 +32,11 @@ const (
 	portSlow  = 7101 // slow.vendor.test: reads nothing until it is let
 	portMany  = 7102 // many.vendor.test: sends manyBytes
 	portSSH   = 22   // echoes too: an allowed name's port that the card has not
+	portLong  = 7104 // long.vendor.test: sends longBytes, as slowly as it is told
 	portNaive = 7103 // naive.vendor.test: relays to the slow one, without half-closes
 )
 
-// manyBytes stands for the 10 GB of E26; it fits into no buffer on the way.
+// manyBytes stands for the 10 GB of E26, which `make soak-egress` has; it fits into no buffer on the way.
 const manyBytes = 64 << 20
 
 // casesCard allows what the cases call allowed. svc.own.test is TLS that nobody looks into.
@@ -53,6 +54,7 @@ egress:
     - {host: echo.vendor.test, ports: [7100], protocol: tcp}
     - {host: slow.vendor.test, ports: [7101], protocol: tcp}
     - {host: many.vendor.test, ports: [7102], protocol: tcp}
+    - {host: long.vendor.test, ports: [7104], protocol: tcp}
     - {host: naive.vendor.test, ports: [7103], protocol: tcp}
     - {host: "*.turn.test", ports: [7100], protocol: tcp}
     - {host: granted.test, ports: [7100], protocol: tcp, addresses: [PRIVATE]}
@@ -129,7 +131,9 @@ func TestEgressCases(t *testing.T) {
 		{"E23", (*cases).theBoxItself, (*cases).socketsAnswer},
 		{"E24", (*cases).featureMissing, (*cases).nothingMissing},
 		{"E26", (*cases).countsAndHalfClose, (*cases).naiveRelay},
+		{"E26, long", (*cases).longTransfer, nil},
 		{"E25", (*cases).tenThousandConnections, nil},
+		{"E25, lookups", (*cases).manyLookups, nil},
 	} {
 		t.Run(tc.id, func(t *testing.T) { tc.run(c.on(t)) })
 		if tc.off != nil {
@@ -147,7 +151,7 @@ func startCases(t *testing.T) *cases {
 	var mu sync.Mutex
 	c := &cases{t: t, box: testenv.Start(t), web: &webLog{}, read: sync.NewCond(&mu), let: new(bool), slow: &atomic.Int64{}}
 	at := c.box.Net.FilesAddr()
-	for _, name := range []string{"plain.vendor.test", "echo.vendor.test", "slow.vendor.test", "many.vendor.test", "naive.vendor.test", "elsewhere.test", "intranet"} {
+	for _, name := range []string{"plain.vendor.test", "echo.vendor.test", "slow.vendor.test", "many.vendor.test", "long.vendor.test", "naive.vendor.test", "elsewhere.test", "intranet"} {
 		c.box.Net.DNS.SetHost(name, at)
 	}
 	web := &http.Server{Handler: c.web}
@@ -157,6 +161,7 @@ func startCases(t *testing.T) *cases {
 	c.serve(c.box.Net.APIAddr(), portSSH, echo)
 	c.serve(at, portNaive, c.serveNaive)
 	c.serve(at, portMany, func(conn *net.TCPConn) { conn.Write(make([]byte, manyBytes)); conn.CloseWrite() })
+	c.serve(at, portLong, sendLong)
 	c.serve(at, portSlow, func(conn *net.TCPConn) {
 		c.read.L.Lock()
 		for !*c.let {
@@ -272,6 +277,7 @@ type step struct {
 	Type     int      `json:"type"`
 	Proto    int      `json:"proto"`
 	Count    int      `json:"count,omitempty"`
+	Wave     int      `json:"wave,omitempty"` // how many of them at once
 }
 
 // outcome is what came of a step.

@@ -81,6 +81,12 @@ func (b *Box) TryExec(ctx context.Context, kid string, req wire.ExecRequest) (Ou
 	b.T.Helper()
 	ctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
+	return b.TryLongExec(ctx, kid, req)
+}
+
+// TryLongExec is TryExec for as long as ctx lets it.
+func (b *Box) TryLongExec(ctx context.Context, kid string, req wire.ExecRequest) (Output, error) {
+	b.T.Helper()
 	var out Output
 	var stdout, stderr strings.Builder
 	err := b.Client(instance.Sandboxd).Each(ctx, http.MethodPost, "/v1/kids/"+kid+"/exec", req, func(line json.RawMessage) error {

@@ -128,6 +128,54 @@ def unix(step, out):
 keep = []  # the crowd's served connections
 
 
+def long(step, out):
+    """Reads to the end, however long that takes, and only counts."""
+    with dial(step) as s:
+        s.settimeout(None)
+        out["size"] = 0
+        while part := s.recv(1 << 18):
+            out["size"] += len(part)
+        out["end"] = "eof"
+
+
+def idle(step, out):
+    """Has one byte echoed and leaves the connection alone until it is cut, or until told enough."""
+    with dial(step) as s:
+        s.sendall(b"x")
+        s.recv(1)
+        open("quiet", "w").close()
+        while not os.path.exists("enough"):
+            if select.select([s], [], [], 0.1)[0]:
+                out["end"] = "eof" if not s.recv(1) else "more"
+                return
+        out["end"] = "kept"
+
+
+def lookups(step, out):
+    """Has many queries on the way at once, and asks again for what got lost: datagrams do."""
+    out.update(served=0, refused=0, silent=0)
+    (query,) = chunks(step)
+    open_ids, until, again = set(range(step["count"])), time.monotonic() + PATIENCE, 0
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
+        s.connect((step["host"], step["port"]))
+        while open_ids and time.monotonic() < until:
+            if time.monotonic() >= again:
+                for i in sorted(open_ids):
+                    s.send(i.to_bytes(2, "big") + query[2:])
+                again = time.monotonic() + 1
+            s.settimeout(0.1)
+            try:
+                answer = s.recv(4096)
+            except TimeoutError:
+                continue
+            i = int.from_bytes(answer[:2], "big")
+            if i in open_ids:
+                open_ids.remove(i)
+                out["served" if answer[3] & 15 == 0 else "refused"] += 1
+    out["silent"] = len(open_ids)
+
+
 def wave(addr, n, out):
     """Opens n connections to an echo server at once and keeps those that are served."""
     poll, waiting, asked = select.epoll(), {}, set()
@@ -166,8 +214,8 @@ def crowd(step, out):
     """Opens many connections in waves, says in a file that all are settled, and holds them until told enough."""
     (addr,) = {a[4] for a in socket.getaddrinfo(step["host"], step["port"], socket.AF_INET, socket.SOCK_STREAM)}
     out.update(served=0, refused=0, silent=0)
-    for _ in range(step["count"] // 500):
-        wave(addr, 500, out)
+    for _ in range(step["count"] // step["wave"]):
+        wave(addr, step["wave"], out)
     open("settled", "w").close()
     while not os.path.exists("enough"):
         time.sleep(0.02)  # a look at a condition
@@ -179,7 +227,8 @@ for step in json.load(sys.stdin):
         if step["kind"] == "socket":
             socket.socket(step["family"], step["type"], step["proto"]).close()
         else:
-            {"tcp": tcp, "tls": tls, "pieces": pieces, "udp": udp, "lookup": lookup, "unix": unix, "crowd": crowd}[step["kind"]](step, out)
+            {"tcp": tcp, "tls": tls, "pieces": pieces, "udp": udp, "lookup": lookup, "unix": unix, "crowd": crowd,
+             "long": long, "idle": idle, "lookups": lookups}[step["kind"]](step, out)
     except (OSError, UnicodeError) as e:
         out["error"] = word(e) if isinstance(e, OSError) else "no such name"
     out["took"] = time.monotonic() - began
