@@ -42,10 +42,11 @@ func (c *conn) tend(now time.Time) {
 		c.cut(reason.Idle, "no byte in either direction for "+l.Idle.String())
 		return
 	}
-	if now.Sub(c.progress) < l.Progress {
+	late := now.Sub(c.progress)
+	if late < l.Progress {
 		return
 	}
-	c.progress = now
+	c.progress = c.progress.Add(late.Truncate(l.Progress)) // from the start on: one look that is late delays no later one
 	c.mu.Lock()
 	opened, tunnel := c.opened, c.tunnel
 	c.mu.Unlock()

@@ -291,6 +291,32 @@ func TestLongConnectionsTellInterimCounts(t *testing.T) {
 	}
 }
 
+// E26: interim counts keep their interval over the whole time, however late the reaper looks.
+func TestInterimCountsKeepTheirPace(t *testing.T) {
+	// The reaper itself looks every 15 minutes; the kernel's clock of idleness does not jump with ours.
+	w := newWorld(t, func(c *Config) { c.Limits.Progress, c.Limits.Idle = time.Hour, 1000*time.Hour })
+	at := listen(t, serverAddr, 0, echo)
+	w.allow(rule(apiHost, at.Port(), policy.TCP))
+	k := w.dialName(apiHost, at.Port())
+	io.WriteString(k, "1")
+	_, err := io.ReadFull(k, make([]byte, 1))
+	must(t, err)
+	c := w.proxy.sessions.all()[0].live()[0]
+	const hours = 100
+	for look := 7 * time.Minute; look < hours*time.Hour; look += 16 * time.Minute {
+		c.tend(c.start.Add(look))
+	}
+	n := 0
+	for _, r := range w.records.all() {
+		if r.Event == audit.EventConnProgress {
+			n++
+		}
+	}
+	if n != hours-1 {
+		t.Errorf("%d records in %d hours", n, hours)
+	}
+}
+
 // E26: a reader that does not read stops the sender, and the bytes that arrive are the bytes that are counted.
 func TestSlowReaderAndExactCount(t *testing.T) {
 	w := newWorld(t)
