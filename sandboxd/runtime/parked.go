@@ -160,8 +160,12 @@ func readable(f *os.File) (yes bool, err error) {
 }
 
 func pollIn(fd uintptr) (bool, error) {
-	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0) // descriptors are small
-	return n > 0, err
+	for {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+		if !errors.Is(err, unix.EINTR) { // a signal of Go's runtime ends one that does not even wait (poll(2))
+			return n > 0, err
+		}
+	}
 }
 
 // awaitEnd returns when the process of the pidfd has ended, without holding a thread.
