@@ -4,6 +4,8 @@ import (
 	_ "embed"
 	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -58,7 +60,7 @@ const forGood = time.Hour
 func killedUntilBack(t *testing.T, box *testenv.Box, kid wire.Kid, daemon, kind, target, seconds string) time.Duration {
 	t.Helper()
 	box.WaitHealthy(instance.Killswitchd)
-	box.Exec(kid.Name, "/usr/bin/rm", "-f", "served")
+	box.Exec(kid.Name, "/usr/bin/rm", "-f", "served", "killing")
 	type result struct {
 		out testenv.Output
 		err error
@@ -74,6 +76,9 @@ func killedUntilBack(t *testing.T, box *testenv.Box, kid wire.Kid, daemon, kind,
 		}
 		return nil
 	})
+	if err := os.WriteFile(filepath.Join(box.Inst.KidDir(kid.Name), "workspace", "killing"), nil, 0o644); err != nil { // a late answer before is no loss
+		t.Fatal(err)
+	}
 	begun := bootclock.Now()
 	box.Kill9(daemon)
 	r := <-ended

@@ -42,8 +42,10 @@ func TestRandomLives(t *testing.T) {
 	t.Logf("TAGOUT_SOAK=%d TAGOUT_SOAK_SEED=%d", lives, seed)
 	box := start(t)
 	s := &soak{box: box}
-	for _, card := range soakCards() { // what is made with the first kid and stays
-		box.Destroy(box.Spawn(card, nil).Name)
+	for _, card := range soakCards() { // what is made with the first kid, and its first detached command, and stays
+		kid := box.Spawn(card, nil).Name
+		box.Must("exec", kid, "-d", "--", "true")
+		box.Destroy(kid)
 	}
 	before := traces(t, box.Inst)
 	began := time.Now()

@@ -1,6 +1,6 @@
 """Asks one guard over and over from inside a kid: python3 back.py proxy|dns TARGET SECONDS.
 
-The file "served" appears with the first answer. Then it waits until the guard fails, and until it serves again or the
+The file "served" appears with the first answer. Once there is a file "killing" it waits until the guard fails, and until it serves again or the
 seconds are over; what is printed are moments of the boot clock in nanoseconds, 0 where it did not come to that."""
 import json, os, socket, sys, time
 
@@ -41,7 +41,7 @@ while now() < until:
     ok = served()
     if ok and not os.path.exists("served"):
         open("served", "w").close()
-    if not ok and os.path.exists("served"):
+    if not ok and os.path.exists("killing"):
         out["lost"], out["refused"] = out["lost"] or now(), out["refused"] + 1
     if ok and out["lost"]:
         out["back"] = now()
