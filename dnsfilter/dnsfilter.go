@@ -71,7 +71,7 @@ const (
 )
 
 // auditLines bounds how many allowed and how many refused lookups a session writes one by one in a second.
-const auditLines = 32
+const auditLines = 64
 
 // Filter answers queries. Safe for concurrent use.
 type Filter struct {
