@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -44,7 +45,8 @@ func TestRandomLives(t *testing.T) {
 	s := &soak{box: box}
 	for _, card := range soakCards() { // what is made with the first kid, and its first detached command, and stays
 		kid := box.Spawn(card, nil).Name
-		box.Must("exec", kid, "-d", "--", "true")
+		box.Must("exec", kid, "-d", "--", "sleep", "1000")
+		waitStored(box, kid)
 		box.Destroy(kid)
 	}
 	before := traces(t, box.Inst)
@@ -73,6 +75,21 @@ func TestRandomLives(t *testing.T) {
 		t.Errorf("afterwards: %+v", out)
 	}
 	box.Destroy(k.Name)
+}
+
+// waitStored waits until the kid's detached commands would outlive sandboxd: from then on there is a store.
+func waitStored(box *testenv.Box, kid string) {
+	box.T.Helper()
+	box.Until(soon, "the command of "+kid+" is kept", func() error {
+		var execs []wire.Exec
+		if err := json.Unmarshal([]byte(box.Must("execs", kid, "--json")), &execs); err != nil {
+			return err
+		}
+		if len(execs) == 0 || !execs[0].Outlives {
+			return fmt.Errorf("%+v", execs)
+		}
+		return nil
+	})
 }
 
 func number(t *testing.T, env string, otherwise int) int {
