@@ -20,7 +20,7 @@ func TestAKidThatIsFull(t *testing.T) {
 	b.sh("k1", "(while :; do sleep 1000 & done) >/dev/null 2>&1 &")
 	eventually(t, "the kid to be full", func() bool {
 		n, err := cgroup.Tasks(cmp.Or(b.layout.V1("pids", b.cgroupRel("k1")), b.layout.V2(b.cgroupRel("k1"))), b.layout.V2(b.cgroupRel("k1")))
-		return err == nil && n >= 40
+		return err == nil && n >= 39 // the shell ends when it cannot fork
 	})
 	failed := 0
 	for range 6 {

@@ -398,9 +398,10 @@ func TestOnlyWhatIsKeptOutlives(t *testing.T) {
 func TestAKidFindsNothingOfTheStore(t *testing.T) {
 	b := newBox(t, "tsbnoway")
 	s := b.servant(false)
-	id := s.exec(wire.ExecRequest{Shell: "readlink /proc/self/fd/0 /proc/self/fd/1 /proc/self/fd/2 | sed 's/[0-9].*//'; grep -c store /proc/net/unix /proc/self/mountinfo; ls " + b.inst.RunDir()})
+	id := s.exec(wire.ExecRequest{Shell: await("go") + "readlink /proc/self/fd/0 /proc/self/fd/1 /proc/self/fd/2 | sed 's/[0-9].*//'; grep -c store /proc/net/unix /proc/self/mountinfo; ls " + b.inst.RunDir()})
 	s.kill()
 	b.takeOver()
+	b.touch("go") // one that had ended at once would never have been kept
 	r, _ := b.attached("whole", id)
 	want := "pipe:[\npipe:[\npipe:[\n/proc/net/unix:0\n/proc/self/mountinfo:0\n"
 	if r.stdout.String() != want || !strings.Contains(r.stderr.String(), "No such file") {
