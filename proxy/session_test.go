@@ -405,7 +405,7 @@ func TestAcceptSurvivesEMFILE(t *testing.T) {
 	}
 	var said []string
 	for _, r := range w.records.all() {
-		if r.Event == audit.EventStarved {
+		if r.Event == audit.EventStarved && strings.Contains(r.Detail, w.explicit.String()) { // the other listener may have looked, too
 			said = append(said, r.Outcome)
 		}
 	}

@@ -397,7 +397,7 @@ func listen(t testing.TB, addr netip.Addr, port uint16, serve func(net.Conn)) (a
 func serveListener(t testing.TB, l net.Listener, serve func(net.Conn)) {
 	var conns sync.WaitGroup
 	t.Cleanup(func() { l.Close(); conns.Wait() })
-	go func() {
+	conns.Go(func() { // it counts itself: nobody may be added to none while somebody waits
 		for {
 			c, err := l.Accept()
 			if err != nil {
@@ -408,7 +408,7 @@ func serveListener(t testing.TB, l net.Listener, serve func(net.Conn)) {
 				serve(c)
 			})
 		}
-	}()
+	})
 }
 
 // sameUDPAndTCPPort returns sockets of both kinds on one free port.
