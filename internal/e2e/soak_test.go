@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -45,8 +44,7 @@ func TestRandomLives(t *testing.T) {
 	s := &soak{box: box}
 	for _, card := range soakCards() { // what is made with the first kid, and its first detached command, and stays
 		kid := box.Spawn(card, nil).Name
-		box.Must("exec", kid, "-d", "--", "sleep", "1000")
-		waitStored(box, kid)
+		waitStored(t, box, kid, outliving{box, t}.detach(kid, "--", "sleep", "1000"))
 		box.Destroy(kid)
 	}
 	before := traces(t, box.Inst)
@@ -77,18 +75,15 @@ func TestRandomLives(t *testing.T) {
 	box.Destroy(k.Name)
 }
 
-// waitStored waits until the kid's detached commands would outlive sandboxd: from then on there is a store.
-func waitStored(box *testenv.Box, kid string) {
-	box.T.Helper()
+// waitStored waits until the kid's detached command would outlive sandboxd: from then on there is a store.
+func waitStored(t *testing.T, box *testenv.Box, kid, id string) {
+	t.Helper()
 	box.Until(soon, "the command of "+kid+" is kept", func() error {
-		var execs []wire.Exec
-		if err := json.Unmarshal([]byte(box.Must("execs", kid, "--json")), &execs); err != nil {
-			return err
+		e, err := outliving{box, t}.exec(kid, id)
+		if err == nil && !e.Outlives {
+			err = fmt.Errorf("%+v", e)
 		}
-		if len(execs) == 0 || !execs[0].Outlives {
-			return fmt.Errorf("%+v", execs)
-		}
-		return nil
+		return err
 	})
 }
 

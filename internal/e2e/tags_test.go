@@ -38,7 +38,7 @@ func TestATagSurvivesAReboot(t *testing.T) {
 	if control.Status(err) != http.StatusLocked || !strings.Contains(err.Error(), all.Stop) || !strings.Contains(err.Error(), "before the reboot") {
 		t.Errorf("spawning under a tag: %v, want its text", err)
 	}
-	if kids := listed(t, box); len(kids) > 0 {
+	if kids := kidsOf(t, box); len(kids) > 0 {
 		t.Errorf("after the reboot there are %+v", kids)
 	}
 	box.Release(all.Stop)
@@ -71,12 +71,4 @@ func reboot(t *testing.T, box *testenv.Box) {
 		t.Fatal(err)
 	}
 	box.Up()
-}
-
-func listed(t *testing.T, box *testenv.Box) (kids []wire.Kid) {
-	t.Helper()
-	if err := box.Client(instance.Sandboxd).Call(t.Context(), http.MethodGet, "/v1/kids", nil, &kids); err != nil {
-		t.Fatal(err)
-	}
-	return kids
 }
