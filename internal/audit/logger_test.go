@@ -17,7 +17,7 @@ import (
 func readAll(t *testing.T, path string) []Record {
 	t.Helper()
 	var out []Record
-	bad, err := readLog(path, func(r *Record) { out = append(out, *r) })
+	bad, err := Shard{Path: path}.read(func(r *Record) { out = append(out, *r) })
 	if err != nil || bad != 0 {
 		t.Fatalf("reading %s: %d unreadable lines, %v", path, bad, err)
 	}
@@ -68,7 +68,7 @@ func TestTornLastLineIsClosedAndTold(t *testing.T) {
 	l.Log(Record{Event: EventLookup})
 	l.Close()
 	var events []string
-	bad, err := readLog(path, func(r *Record) { events = append(events, r.Event) })
+	bad, err := Shard{Path: path}.read(func(r *Record) { events = append(events, r.Event) })
 	if err != nil {
 		t.Fatal(err)
 	}

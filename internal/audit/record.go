@@ -18,6 +18,7 @@ const (
 	EventDaemonStarted  = "daemon.started"
 	EventDaemonStopped  = "daemon.stopped"
 	EventGap            = "audit.gap"
+	EventShardBegan     = "audit.shard"    // first record of a file that goes on with a log
 	EventStarved        = "daemon.starved" // no descriptor or memory for new connections; outcome ok: there is again
 	EventKidSpawned     = "kid.spawned"
 	EventKidDestroyed   = "kid.destroyed"
@@ -78,6 +79,9 @@ const (
 
 // FieldCounted is the field of a gap record whose events are counted in other records all the same; it says in which.
 const FieldCounted = "counted"
+
+// FieldFirst is the field of EventShardBegan that has the sequence number of this very record.
+const FieldFirst = "first"
 
 // FieldBlind is the field of a gap record about one kid whose programs and files could not all be watched.
 const FieldBlind = "blind"

@@ -5,8 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
+	"io/fs"
 	"sort"
 	"time"
 )
@@ -16,21 +15,25 @@ const maxLine = 1 << 20
 
 // Timeline reads every log below dir (inst.AuditDir()) and returns the records that match accepts, in the
 // order in which they happened: by boot, then by the boot clock, which no change of the wall clock disturbs.
-// Lines that are no record are counted in unreadable and left out.
-func Timeline(dir string, match func(*Record) bool) (records []Record, unreadable int, err error) {
-	logs, err := filepath.Glob(filepath.Join(dir, "*", "*.jsonl"))
-	if err != nil {
-		return nil, 0, fmt.Errorf("listing the audit logs: %w", err)
+// Lines that are no record are counted in unreadable and left out. Encrypted shards are read with unseal, and left out
+// where there is none.
+func Timeline(dir string, match func(*Record) bool, unseal ...Unseal) (records []Record, unreadable int, err error) {
+	shards, err := Shards(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, 0, err
 	}
-	if len(logs) == 0 {
+	if len(shards) == 0 {
 		return nil, 0, fmt.Errorf("reading the audit logs: there are none in %s: is this the right instance?", dir)
 	}
-	for _, log := range logs {
-		bad, err := readLog(log, func(r *Record) {
+	for _, s := range shards {
+		if s.Sealed && len(unseal) == 0 {
+			continue
+		}
+		bad, err := s.read(func(r *Record) {
 			if match(r) {
 				records = append(records, *r)
 			}
-		})
+		}, unseal...)
 		if err != nil {
 			return nil, 0, err
 		}
@@ -40,10 +43,10 @@ func Timeline(dir string, match func(*Record) bool) (records []Record, unreadabl
 	return records, unreadable, nil
 }
 
-func readLog(log string, each func(*Record)) (unreadable int, err error) {
-	f, err := os.Open(log)
+func (s Shard) read(each func(*Record), unseal ...Unseal) (unreadable int, err error) {
+	f, err := s.Open(unseal...)
 	if err != nil {
-		return 0, fmt.Errorf("reading the audit log: %w", err)
+		return 0, err
 	}
 	defer f.Close() // only read
 	lines := bufio.NewScanner(f)
@@ -63,7 +66,7 @@ func readLog(log string, each func(*Record)) (unreadable int, err error) {
 		return unreadable + 1, nil
 	}
 	if err := lines.Err(); err != nil {
-		return unreadable, fmt.Errorf("reading the audit log %s: %w", log, err)
+		return unreadable, fmt.Errorf("reading the audit log %s: %w", s.Path, err)
 	}
 	return unreadable, nil
 }
