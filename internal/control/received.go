@@ -39,20 +39,27 @@ func (l arrivalListener) Accept() (net.Conn, error) {
 type arrivalConn struct {
 	net.Conn
 	first atomic.Pointer[time.Time] // nil while no byte of the current request has come
+	next  atomic.Pointer[time.Time] // when the first byte of the next request came, where it came during the current one
 }
 
+// Read notes when a request begins. net/http watches a connection while it answers by reading one byte, which is the next
+// request's, and reads everything else into a buffer.
 func (c *arrivalConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
-	if n > 0 && c.first.Load() == nil {
-		now := time.Now()
-		c.first.Store(&now)
+	if n == 0 {
+		return n, err
 	}
+	now := time.Now()
+	if len(p) == 1 {
+		c.next.CompareAndSwap(nil, &now)
+	}
+	c.first.CompareAndSwap(nil, &now)
 	return n, err
 }
 
 // noteState starts the next request's clock when a connection has finished with one.
 func noteState(c net.Conn, s http.ConnState) {
 	if ac, ok := c.(*arrivalConn); ok && s == http.StateIdle {
-		ac.first.Store(nil)
+		ac.first.Store(ac.next.Swap(nil))
 	}
 }

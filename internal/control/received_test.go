@@ -3,12 +3,30 @@ package control
 import (
 	"bufio"
 	"context"
+	"errors"
 	"net"
 	"net/http"
 	"path/filepath"
+	"runtime"
+	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
+
+// unread is how many bytes the other side has not read yet (SIOCOUTQ, tcp(7); unix sockets have it too).
+func unread(t *testing.T, c net.Conn) (n int) {
+	t.Helper()
+	raw, err := c.(syscall.Conn).SyscallConn()
+	if err == nil {
+		err = errors.Join(raw.Control(func(fd uintptr) { n, err = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) }), err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
 
 // TestReceivedAtIsTheFirstByte sends two requests over one connection, each byte by hand: the clock of each
 // starts at its own first byte, and not at the end of its head.
@@ -39,6 +57,11 @@ func TestReceivedAtIsTheFirstByte(t *testing.T) {
 	for range 2 {
 		before := time.Now()
 		c.Write([]byte("G")) // the answer shows it
+		for give := time.Now().Add(10 * time.Second); unread(t, c) != 0; runtime.Gosched() {
+			if time.Now().After(give) {
+				t.Fatal("nobody reads the first byte")
+			}
+		}
 		pause := time.NewTimer(50 * time.Millisecond)
 		<-pause.C // the gap that is measured
 		between := time.Now()
