@@ -30,6 +30,10 @@ func hostProbes() []probe {
 			Cost: "a kid's root would be the box's root", Fix: "set sysctl user.max_user_namespaces above 0",
 		}, probeUserNS},
 		{Check{
+			Name: "time-namespaces", Needed: true, Option: "CONFIG_TIME_NS", Since: minKernel.String(),
+			Cost: "no kid could be made: each has a monotonic clock of its own", Fix: "boot a kernel with this option, and install util-linux",
+		}, probeTimeNS},
+		{Check{
 			Name: "seccomp", Needed: true, Option: "CONFIG_SECCOMP_FILTER", Since: "5.0",
 			Cost: "a kid could make any system call", Fix: "boot a kernel with this option",
 		}, probeSeccomp},
@@ -71,6 +75,20 @@ func probeUserNS(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("making a user namespace: %w", err)
 	}
 	return "made one with a uid range of its own", nil
+}
+
+// probeTimeNS makes a time namespace as every kid gets one, and starts a program in it with the one that joins a kid's.
+func probeTimeNS(ctx context.Context) (string, error) {
+	join, err := exec.LookPath("nsenter")
+	if err != nil {
+		return "", fmt.Errorf("looking for nsenter(1): %w", err)
+	}
+	cmd := exec.CommandContext(ctx, join, "--time=/proc/self/ns/time_for_children", "--", "/bin/true")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWTIME}
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("making a time namespace: %w", err)
+	}
+	return "made one and joined it", nil
 }
 
 func probeSeccomp(context.Context) (string, error) {

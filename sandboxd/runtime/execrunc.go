@@ -60,10 +60,15 @@ func (r *Runc) enter(ctx context.Context, id, name, bundle string, p Process, pi
 	if err != nil {
 		return 0, fmt.Errorf("writing down the command: %w", err)
 	}
+	noted, err := readState(filepath.Join(r.root, id))
+	if err != nil {
+		return 0, err
+	}
 	within, cancel := context.WithTimeout(ctx, r.Patience)
 	defer cancel()
-	// runc leaves the umask of what it starts so at what its own is.
-	cmd := exec.CommandContext(within, "/bin/sh", "-c", fmt.Sprintf(`umask %03o; exec "$0" "$@"`, kidUmask), gorunc.DefaultCommand, "--root", r.root, "--log", logFile, "--log-format", string(gorunc.JSON),
+	// runc leaves the umask of what it starts so at what its own is, and the clocks too.
+	cmd := exec.CommandContext(within, "/bin/sh", "-c", fmt.Sprintf(`umask %03o; exec "$0" "$@"`, kidUmask),
+		"nsenter", "--time="+timeOf(noted.PID), "--", gorunc.DefaultCommand, "--root", r.root, "--log", logFile, "--log-format", string(gorunc.JSON),
 		"exec", "--process", specFile, "--detach", "--pid-file", pidFile, "--cgroup", name, id)
 	pipes.Set(cmd)
 	bound(cmd)

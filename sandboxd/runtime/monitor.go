@@ -20,9 +20,13 @@ type monitor struct{ gorunc.ProcessMonitor }
 // go-runc has one for the process, to be set before it is used.
 func init() { gorunc.Monitor = monitor{gorunc.Monitor} }
 
-// Start starts a call that takes what it has started with it.
+// Start starts a call that takes what it has started with it. One that makes a container is started in a new time
+// namespace.
 func (m monitor) Start(c *exec.Cmd) (chan gorunc.Exit, error) {
 	bound(c)
+	if creates(c) {
+		return inOwnTime(func() (chan gorunc.Exit, error) { return m.ProcessMonitor.Start(c) })
+	}
 	return m.ProcessMonitor.Start(c)
 }
 
