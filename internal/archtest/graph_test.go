@@ -118,6 +118,7 @@ var owned = map[string][]string{
 
 	"github.com/google/go-containerregistry": {"tagout/sandboxd/image/oci"},
 	"github.com/klauspost/compress":          {"tagout/sandboxd/image/oci"},
+	"github.com/zricethezav/gitleaks/v8":     {"tagout/internal/leaks"},
 }
 
 func TestArrowsGoDown(t *testing.T) {
