@@ -24,6 +24,7 @@ func (s *Service) Routes(mux *http.ServeMux) {
 	mux.HandleFunc("POST /v1/resolve", control.Admit(s.resolve, p.Proxy))
 	mux.HandleFunc("POST /introspect", s.admitGroup(s.introspect))
 	mux.HandleFunc("PUT /v1/vault/{name}", control.Admit(s.putSecret, p.Root))
+	mux.HandleFunc("POST /v1/vault/{name}/rotate", control.Admit(s.rotateSecret, p.Root))
 	mux.HandleFunc("GET /v1/vault", control.Admit(s.listSecrets, p.Root))
 	mux.HandleFunc("DELETE /v1/vault/{name}", control.Admit(s.deleteSecret, p.Root))
 }

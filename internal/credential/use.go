@@ -1,6 +1,7 @@
 package credential
 
 import (
+	"errors"
 	"net/http"
 	"strconv"
 
@@ -42,6 +43,7 @@ type used struct {
 	kid, session, card, secret string
 	tokenID, host, actor       string
 	holder                     *holder // of the token; nil where it is unknown
+	scope                      string  // with token-scope: which of scopeSession and the others it was
 }
 
 // use decides one use. The caller holds delivering for reading.
@@ -68,23 +70,27 @@ func (s *Service) use(req *wire.ResolveRequest) (wire.ResolveReply, used, *refus
 	if s.vault.canary(g.secret) { // before anything that could be another reason
 		return wire.ResolveReply{}, u, refuse(http.StatusForbidden, reason.Canary, "secret %s is a canary: nobody has a reason to use it", g.secret)
 	}
-	if g.holder.mark != req.Mark {
-		return wire.ResolveReply{}, u, refuse(http.StatusForbidden, reason.TokenScope, "the token belongs to another session than the one that presents it (mark %#x)", req.Mark)
+	scoped := func(scope, format string, args ...any) (wire.ResolveReply, used, *refusal) {
+		u.scope = scope
+		return wire.ResolveReply{}, u, refuse(http.StatusForbidden, reason.TokenScope, format, args...)
 	}
-	if req.None {
-		return wire.ResolveReply{}, u, refuse(http.StatusForbidden, reason.TokenScope, "no credential belongs here, and the token is for %s", g.secret)
+	switch {
+	case g.holder.mark != req.Mark:
+		return scoped(scopeSession, "the token belongs to another session than the one that presents it (mark %#x)", req.Mark)
+	case req.None:
+		return scoped(scopePlace, "no credential belongs here, and the token is for %s", g.secret)
+	case err != nil:
+		return scoped(scopeHost, "the token is bound to hosts by name")
 	}
-	if err != nil {
-		return wire.ResolveReply{}, u, refuse(http.StatusForbidden, reason.TokenScope, "the token is bound to hosts by name")
-	}
-	value, bound, err := s.vault.value(g.secret, hostport)
-	if err != nil {
+	reply, err := s.vault.value(g.secret, hostport, req)
+	var not *errNotFor
+	switch {
+	case errors.As(err, &not):
+		return scoped(not.scope, "%s", not.detail)
+	case err != nil:
 		return wire.ResolveReply{}, u, refuse(http.StatusForbidden, reason.TokenUnknown, "secret %s is not in the vault any more", g.secret)
 	}
-	if !bound {
-		return wire.ResolveReply{}, u, refuse(http.StatusForbidden, reason.TokenScope, "secret %s is not bound to %s", g.secret, hostport)
-	}
-	return wire.ResolveReply{Secret: g.secret, Value: value}, u, nil
+	return reply, u, nil
 }
 
 // recordUse writes a use or its refusal down. Floods are folded, a session at a time.
@@ -103,6 +109,9 @@ func (s *Service) recordUse(u used, no *refusal) {
 			Actor: u.actor, Dst: &audit.Dst{Name: u.host}, Fields: map[string]string{"token_id": u.tokenID, "secret": u.secret}}
 		if no != nil {
 			rec.Event, rec.Outcome, rec.Reason, rec.Detail = audit.EventTokenRefused, audit.OutcomeDeny, no.code, no.detail
+			if u.scope != "" {
+				rec.Fields["scope"] = u.scope
+			}
 		}
 		return rec
 	})

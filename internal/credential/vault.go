@@ -30,7 +30,9 @@ const (
 	maxHosts = 64
 )
 
-const vaultVersion = 1
+// vaultVersion is what is written. Version 1 knew hosts alone; it is read, and a build that only knows it does not read
+// what is narrower.
+const vaultVersion = 2
 
 var secretNameRE = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_.-]{0,63}$`)
 
@@ -51,10 +53,12 @@ type vault struct {
 
 // secret is one entry as the encrypted file carries it.
 type secret struct {
-	Value   []byte    `json:"value"`
-	Hosts   []string  `json:"hosts"` // canonical "name:port", sorted
+	Value []byte `json:"value"`
+	binding
 	Canary  bool      `json:"canary,omitempty"`
+	Version uint64    `json:"version"` // from 1
 	Updated time.Time `json:"updated"`
+	Rotated time.Time `json:"rotated,omitzero"`
 }
 
 type vaultFile struct {
@@ -101,13 +105,14 @@ func (v *vault) load() error {
 	}
 	var f vaultFile
 	// The decoder's message is left out: it may quote a value.
-	if json.Unmarshal(plain, &f) != nil || f.Version != vaultVersion {
-		return fmt.Errorf("reading the vault %s: it is not of version %d: restore it from a backup, or use the build that wrote it", v.path, vaultVersion)
+	if json.Unmarshal(plain, &f) != nil || f.Version < 1 || f.Version > vaultVersion {
+		return fmt.Errorf("reading the vault %s: it is not of version 1 to %d: restore it from a backup, or use the build that wrote it", v.path, vaultVersion)
 	}
 	for name, s := range f.Secrets {
 		if s == nil {
 			return fmt.Errorf("reading the vault %s: secret %s is empty: restore the vault from a backup", v.path, name)
 		}
+		s.Version = max(s.Version, 1)
 		v.addSecret(string(s.Value))
 		v.secrets[name] = s
 	}
@@ -138,22 +143,52 @@ func (v *vault) save(secrets map[string]*secret) error {
 	return nil
 }
 
-// put sets a secret; tokens that exist resolve to the new value from the next use on. Errors of the caller's
-// making are *badEntry.
-func (v *vault) put(name string, e wire.VaultEntry) error {
-	hosts, err := checkEntry(name, e)
+// put sets a secret and returns what it is now; tokens that exist resolve to the new value from the next use on. Errors
+// of the caller's making are *badEntry.
+func (v *vault) put(name string, e wire.VaultEntry) (wire.VaultInfo, error) {
+	b, err := checkEntry(name, e)
 	if err != nil {
-		return err
+		return wire.VaultInfo{}, err
 	}
 	// Redaction first: whatever happens next may be logged.
 	v.addSecret(e.Value)
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	next := make(map[string]*secret, len(v.secrets)+1)
-	for n, s := range v.secrets {
-		next[n] = s
+	s := &secret{Value: []byte(e.Value), binding: b, Canary: e.Canary, Version: 1, Updated: time.Now().UTC()}
+	if old := v.secrets[name]; old != nil {
+		s.Version, s.Rotated = old.Version+1, old.Rotated
 	}
-	next[name] = &secret{Value: []byte(e.Value), Hosts: hosts, Canary: e.Canary, Updated: time.Now().UTC()}
+	return s.info(name), v.set(name, s)
+}
+
+// rotate replaces a secret's value and keeps all else.
+func (v *vault) rotate(name, value string) (wire.VaultInfo, error) {
+	if err := checkValue(value); err != nil {
+		return wire.VaultInfo{}, err
+	}
+	v.addSecret(value)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	old := v.secrets[name]
+	if old == nil {
+		return wire.VaultInfo{}, errUnknownSecret
+	}
+	if string(old.Value) == value {
+		return wire.VaultInfo{}, &badEntry{"this is the value that the secret has already: nothing was rotated"}
+	}
+	s := *old
+	s.Value, s.Version, s.Updated = []byte(value), old.Version+1, time.Now().UTC()
+	s.Rotated = s.Updated
+	return s.info(name), v.set(name, &s)
+}
+
+// set saves the vault with s under name. Callers hold mu.
+func (v *vault) set(name string, s *secret) error {
+	next := make(map[string]*secret, len(v.secrets)+1)
+	for n, other := range v.secrets {
+		next[n] = other
+	}
+	next[name] = s
 	return v.replace(next, name)
 }
 
@@ -200,18 +235,24 @@ func (v *vault) canary(name string) bool {
 	return s != nil && s.Canary
 }
 
-// value returns the secret's value where it is bound to hostport; bound is false where it is bound elsewhere.
-func (v *vault) value(name, hostport string) (value string, bound bool, err error) {
+// errNotFor is why a secret is not shown in a request: scope says what of it was wrong, detail says so in words.
+type errNotFor struct{ scope, detail string }
+
+func (e *errNotFor) Error() string { return e.detail }
+
+// value returns the secret's value for a request to hostport, which is canonical. The error is errUnknownSecret, or an
+// *errNotFor where the secret is bound to something else.
+func (v *vault) value(name, hostport string, req *wire.ResolveRequest) (wire.ResolveReply, error) {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
 	s := v.secrets[name]
 	if s == nil {
-		return "", false, errUnknownSecret
+		return wire.ResolveReply{}, errUnknownSecret
 	}
-	if !slices.Contains(s.Hosts, hostport) {
-		return "", false, nil
+	if scope, detail := s.refuses(hostport, req); scope != "" {
+		return wire.ResolveReply{}, &errNotFor{scope, "secret " + name + " " + detail}
 	}
-	return string(s.Value), true, nil
+	return wire.ResolveReply{Secret: name, Value: string(s.Value), Present: s.Present}, nil
 }
 
 func (v *vault) list() []wire.VaultInfo {
@@ -219,10 +260,16 @@ func (v *vault) list() []wire.VaultInfo {
 	defer v.mu.RUnlock()
 	out := make([]wire.VaultInfo, 0, len(v.secrets))
 	for name, s := range v.secrets {
-		out = append(out, wire.VaultInfo{Name: name, Hosts: slices.Clone(s.Hosts), Canary: s.Canary, Updated: s.Updated})
+		out = append(out, s.info(name))
 	}
 	slices.SortFunc(out, func(a, b wire.VaultInfo) int { return strings.Compare(a.Name, b.Name) })
 	return out
+}
+
+// info describes the secret without its value.
+func (s *secret) info(name string) wire.VaultInfo {
+	return wire.VaultInfo{Name: name, Hosts: slices.Clone(s.Hosts), Canary: s.Canary, Present: s.Present, Methods: slices.Clone(s.Methods),
+		Paths: slices.Clone(s.Paths), Version: s.Version, Updated: s.Updated, Rotated: s.Rotated}
 }
 
 func (v *vault) len() int {
@@ -247,28 +294,26 @@ type badEntry struct{ text string }
 
 func (e *badEntry) Error() string { return e.text }
 
-func checkEntry(name string, e wire.VaultEntry) (hosts []string, err error) {
+func checkEntry(name string, e wire.VaultEntry) (binding, error) {
+	if !secretNameRE.MatchString(name) {
+		return binding{}, &badEntry{"a secret's name is 1 to 64 letters, digits, dots, dashes and underscores, starting with a letter"}
+	}
+	if err := checkValue(e.Value); err != nil {
+		return binding{}, err
+	}
+	return checkBinding(e)
+}
+
+func checkValue(value string) error {
 	switch {
-	case !secretNameRE.MatchString(name):
-		return nil, &badEntry{"a secret's name is 1 to 64 letters, digits, dots, dashes and underscores, starting with a letter"}
-	case len(e.Value) < minValue || len(e.Value) > maxValue:
-		return nil, &badEntry{fmt.Sprintf("a secret's value has %d to %d bytes, this one has %d", minValue, maxValue, len(e.Value))}
-	case strings.ContainsFunc(e.Value, func(r rune) bool { return r < 0x20 || r == 0x7f }):
-		return nil, &badEntry{"a secret's value is put into HTTP headers and cannot hold control characters: is there a line end at its end?"}
-	case strings.TrimSpace(e.Value) != e.Value:
-		return nil, &badEntry{"a secret's value cannot begin or end with a space"}
-	case len(e.Hosts) == 0 && !e.Canary || len(e.Hosts) > maxHosts:
-		return nil, &badEntry{fmt.Sprintf("a secret is bound to 1 to %d hosts: name them as host:port, for example api.vendor.test:443", maxHosts)}
+	case len(value) < minValue || len(value) > maxValue:
+		return &badEntry{fmt.Sprintf("a secret's value has %d to %d bytes, this one has %d", minValue, maxValue, len(value))}
+	case strings.ContainsFunc(value, func(r rune) bool { return r < 0x20 || r == 0x7f }):
+		return &badEntry{"a secret's value is put into HTTP headers and cannot hold control characters: is there a line end at its end?"}
+	case strings.TrimSpace(value) != value:
+		return &badEntry{"a secret's value cannot begin or end with a space"}
 	}
-	for _, h := range e.Hosts {
-		canonical, err := hostPort(h)
-		if err != nil {
-			return nil, &badEntry{err.Error()}
-		}
-		hosts = append(hosts, canonical)
-	}
-	slices.Sort(hosts)
-	return slices.Compact(hosts), nil
+	return nil
 }
 
 // hostPort returns "host:port" with the host in its canonical form.

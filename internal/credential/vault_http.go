@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strconv"
 
 	"tagout/internal/audit"
 	"tagout/internal/control"
@@ -17,17 +18,31 @@ func (s *Service) putSecret(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	name := r.PathValue("name")
-	s.changeVault(w, r, name, "put", s.vault.put(name, e))
+	info, err := s.vault.put(name, e)
+	s.changeVault(w, r, name, "put", info, err)
+}
+
+func (s *Service) rotateSecret(w http.ResponseWriter, r *http.Request) {
+	var req wire.RotateRequest
+	if !control.Read(w, r, &req) {
+		return
+	}
+	name := r.PathValue("name")
+	info, err := s.vault.rotate(name, req.Value)
+	s.changeVault(w, r, name, "rotated", info, err)
 }
 
 func (s *Service) deleteSecret(w http.ResponseWriter, r *http.Request) {
 	name := r.PathValue("name")
-	s.changeVault(w, r, name, "deleted", s.vault.delete(name))
+	s.changeVault(w, r, name, "deleted", wire.VaultInfo{}, s.vault.delete(name))
 }
 
-// changeVault answers and records a change of the vault that ended with err.
-func (s *Service) changeVault(w http.ResponseWriter, r *http.Request, name, what string, err error) {
+// changeVault answers and records a change of the vault that ended with err; info is what the secret is now.
+func (s *Service) changeVault(w http.ResponseWriter, r *http.Request, name, what string, info wire.VaultInfo, err error) {
 	rec := audit.Record{Event: audit.EventVaultChanged, Actor: actor(r), Outcome: audit.OutcomeOK, Fields: map[string]string{"secret": name, "change": what}}
+	if err == nil && info.Version != 0 {
+		rec.Fields["version_before"], rec.Fields["version"] = strconv.FormatUint(info.Version-1, 10), strconv.FormatUint(info.Version, 10)
+	}
 	if err != nil {
 		rec.Outcome, rec.Detail = audit.OutcomeFail, err.Error()
 	}
@@ -36,7 +51,7 @@ func (s *Service) changeVault(w http.ResponseWriter, r *http.Request, name, what
 	var bad *badEntry
 	switch {
 	case err == nil:
-		control.Reply(w, struct{}{})
+		control.Reply(w, info)
 	case errors.As(err, &bad):
 		control.Refuse(w, http.StatusBadRequest, reason.Malformed, err.Error())
 	case errors.Is(err, errUnknownSecret):

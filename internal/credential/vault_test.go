@@ -60,7 +60,7 @@ func TestVaultRefusesToStartOnWhatItCannotTrust(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := v.put("a", wire.VaultEntry{Value: testValue, Hosts: []string{"api.vendor.test:443"}}); err != nil {
+			if _, err := v.put("a", wire.VaultEntry{Value: testValue, Hosts: []string{"api.vendor.test:443"}}); err != nil {
 				t.Fatal(err)
 			}
 			v.close()
@@ -96,11 +96,11 @@ func TestVaultWritesWholeOrNotAtAll(t *testing.T) {
 	dir := t.TempDir()
 	v := testVault(t, dir)
 	entry := wire.VaultEntry{Value: testValue, Hosts: []string{"api.vendor.test:443"}}
-	if err := v.put("a", entry); err != nil {
+	if _, err := v.put("a", entry); err != nil {
 		t.Fatal(err)
 	}
 	v.path = filepath.Join(dir, "gone", "vault.age") // no file can be made there, not even by root
-	if err := v.put("b", entry); err == nil || v.has("b") {
+	if _, err := v.put("b", entry); err == nil || v.has("b") {
 		t.Errorf("a write that failed ended with %v; in memory: %v", err, v.has("b"))
 	}
 	if err := v.delete("a"); err == nil || !v.has("a") {
@@ -123,12 +123,12 @@ func TestLeftoversOfAKilledWriterAreRemoved(t *testing.T) {
 func TestReplacedAndForgottenValuesAreWiped(t *testing.T) {
 	v := testVault(t, t.TempDir())
 	entry := wire.VaultEntry{Value: testValue, Hosts: []string{"api.vendor.test:443"}}
-	if err := v.put("a", entry); err != nil {
+	if _, err := v.put("a", entry); err != nil {
 		t.Fatal(err)
 	}
 	first := v.secrets["a"].Value
 	entry.Value = "another-" + testValue
-	if err := v.put("a", entry); err != nil {
+	if _, err := v.put("a", entry); err != nil {
 		t.Fatal(err)
 	}
 	second := v.secrets["a"].Value

@@ -3,6 +3,7 @@ package policy
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -44,6 +45,16 @@ func CheckPathGlob(glob string) error {
 		return fmt.Errorf("path %q can never match: %w", cut(glob, 80), err)
 	}
 	return nil
+}
+
+// PathMatches says whether a request target in origin form matches one of the globs and can be read in one way only.
+func PathMatches(globs []string, raw string) bool {
+	path, err := canonical(raw)
+	return err == nil && matchAny(globs, path)
+}
+
+func matchAny(globs []string, path string) bool {
+	return slices.ContainsFunc(globs, func(glob string) bool { return matchGlob(glob, path) })
 }
 
 // Path returns the canonical path of a request target in origin form: without the query, percent-decoded

@@ -76,10 +76,8 @@ func checkPath(rule *Rule, method, rawPath string) error {
 	if err != nil {
 		return err
 	}
-	for _, glob := range rule.Paths {
-		if matchGlob(glob, path) {
-			return nil
-		}
+	if matchAny(rule.Paths, path) {
+		return nil
 	}
 	if strings.Contains(path, slashMark) {
 		return errEncodedSlash

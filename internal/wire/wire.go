@@ -12,7 +12,8 @@
 //	               POST   /v1/revoke               RevokeRequest -> RevokeReply; uid 0 and killswitchd
 //	               POST   /v1/resolve              ResolveRequest -> ResolveReply; only the proxy
 //	               POST   /introspect              form token=… -> Introspection (RFC 7662); the group
-//	               PUT    /v1/vault/{name}         VaultEntry; only uid 0
+//	               PUT    /v1/vault/{name}         VaultEntry -> VaultInfo; only uid 0
+//	               POST   /v1/vault/{name}/rotate  RotateRequest -> VaultInfo; only uid 0
 //	               GET    /v1/vault                []VaultInfo, never a value; only uid 0
 //	               DELETE /v1/vault/{name}         only uid 0
 //	killswitchd    POST   /v1/stop                 StopRequest -> stream of StopEvent, one JSON a line
@@ -379,20 +380,25 @@ type MintReply struct {
 	Tokens map[string]string `json:"tokens"`
 }
 
-// ResolveRequest asks for the value behind a token, towards one host and port.
+// ResolveRequest asks for the value behind a token, towards one host and port. Method, Path and Place say truthfully in
+// what the token was found; a secret that is presented in one way is refused where they are missing.
 type ResolveRequest struct {
-	Mark  uint32 `json:"mark"`
-	Token string `json:"token"`
-	Host  string `json:"host"`
-	Port  uint16 `json:"port"`
-	None  bool   `json:"none,omitempty"` // no credential belongs here: say what the token is, and refuse it
+	Mark   uint32       `json:"mark"`
+	Token  string       `json:"token"`
+	Host   string       `json:"host"`
+	Port   uint16       `json:"port"`
+	None   bool         `json:"none,omitempty"`   // no credential belongs here: say what the token is, and refuse it
+	Method string       `json:"method,omitempty"` // of the request, in capitals
+	Path   string       `json:"path,omitempty"`   // its target in origin form as it came, with or without a query
+	Place  Presentation `json:"place,omitzero"`   // where the token stood
 }
 
 // ResolveReply carries the value; the proxy uses it for one request and forgets it. Refusals are Problems
 // with reason token-unknown or token-scope.
 type ResolveReply struct {
-	Secret string `json:"secret"` // its name, for the record
-	Value  string `json:"value"`
+	Secret  string       `json:"secret"` // its name, for the record
+	Value   string       `json:"value"`
+	Present Presentation `json:"present,omitzero"` // how the value is to stand in the request
 }
 
 // RevokeRequest revokes whole sessions, or all of them.
@@ -418,20 +424,4 @@ type Introspection struct {
 	Session string `json:"sid,omitempty"`
 	Kid     string `json:"sub,omitempty"`
 	Scope   string `json:"scope,omitempty"`
-}
-
-// VaultEntry sets a secret. Hosts are "name:port"; the secret is swapped in towards those only. Nobody has a reason to
-// use a canary: every use is refused, and trips the rules on it. It may do without hosts.
-type VaultEntry struct {
-	Value  string   `json:"value"`
-	Hosts  []string `json:"hosts"`
-	Canary bool     `json:"canary,omitempty"`
-}
-
-// VaultInfo describes a secret without its value.
-type VaultInfo struct {
-	Name    string    `json:"name"`
-	Hosts   []string  `json:"hosts"`
-	Canary  bool      `json:"canary,omitempty"`
-	Updated time.Time `json:"updated"`
 }

@@ -1,0 +1,53 @@
+package wire
+
+import "time"
+
+// The ways in which a secret is presented, and the places in which a token is found. PlaceWebSocket is a place alone: a
+// message on a WebSocket.
+const (
+	AsHeader       = "header"
+	AsBearer       = "bearer"
+	AsBasic        = "basic"
+	AsQuery        = "query"
+	AsCookie       = "cookie"
+	AsSigV4        = "sigv4"
+	AsBody         = "body"
+	PlaceWebSocket = "websocket"
+)
+
+// Presentation says how a secret is shown to the hosts that it is bound to, or where in a request a token stood.
+type Presentation struct {
+	As   string `json:"as,omitempty"`   // one of the above; empty: any header field's value
+	Name string `json:"name,omitempty"` // header, query, cookie: its name; body: a top-level or dotted JSON field, or a form's field
+	User string `json:"user,omitempty"` // basic: the user name that goes with it (empty: what the kid sent); sigv4: the access key id
+}
+
+// VaultEntry sets a secret. Hosts are "name:port"; the secret is swapped in towards those only, presented as Present says,
+// and where Methods or Paths are given in requests that have one of them. Nobody has a reason to use a canary: every use
+// is refused, and trips the rules on it. It may do without hosts.
+type VaultEntry struct {
+	Value   string       `json:"value"`
+	Hosts   []string     `json:"hosts"`
+	Canary  bool         `json:"canary,omitempty"`
+	Present Presentation `json:"present,omitzero"`
+	Methods []string     `json:"methods,omitempty"` // in capitals; empty: any
+	Paths   []string     `json:"paths,omitempty"`   // patterns as egress rules have them; empty: any
+}
+
+// RotateRequest replaces a secret's value. Where it may be shown, and the tokens that stand for it, stay as they are.
+type RotateRequest struct {
+	Value string `json:"value"`
+}
+
+// VaultInfo describes a secret without its value.
+type VaultInfo struct {
+	Name    string       `json:"name"`
+	Hosts   []string     `json:"hosts"`
+	Canary  bool         `json:"canary,omitempty"`
+	Present Presentation `json:"present,omitzero"`
+	Methods []string     `json:"methods,omitempty"`
+	Paths   []string     `json:"paths,omitempty"`
+	Version uint64       `json:"version"` // from 1; grows with every new value or binding
+	Updated time.Time    `json:"updated"`
+	Rotated time.Time    `json:"rotated,omitzero"` // when its value was last replaced, the binding kept
+}
