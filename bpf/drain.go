@@ -54,9 +54,10 @@ func (r *reader) flush() { _ = r.ring.Flush() }
 
 // Drain returns nil when every event that was in the ring before the call has been handed to the fn of Events.
 // It fails with ErrNoReader where no Events runs, and with ctx's error.
-func (m *Maps) Drain(ctx context.Context) error {
+func (m *Maps) Drain(ctx context.Context) error { return m.reader.drain(ctx) }
+
+func (r *reader) drain(ctx context.Context) error {
 	done := make(chan error, 1)
-	r := &m.reader
 	r.mu.Lock()
 	if r.ring == nil {
 		r.mu.Unlock()

@@ -4,13 +4,11 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
 	"time"
 
-	"github.com/cilium/ebpf/ringbuf"
 	"golang.org/x/sys/unix"
 
 	"tagout/internal/audit"
@@ -75,40 +73,13 @@ type Event struct {
 // read. fn runs on the reading goroutine: what it holds up fills the ring, and what the ring cannot take is
 // counted in Lost.
 func (m *Maps) Events(ctx context.Context, fn func(Event)) error {
-	t, err := m.table(tagoutMapEvents)
-	if err != nil {
+	return m.read(ctx, tagoutMapEvents, &m.reader, func(sample []byte) error {
+		ev, err := decode(sample)
+		if err == nil {
+			fn(ev)
+		}
 		return err
-	}
-	rd, err := ringbuf.NewReader(t)
-	if err != nil {
-		return fmt.Errorf("reading BPF events: %w", err)
-	}
-	stop := context.AfterFunc(ctx, func() { rd.Close() }) // wakes the reader
-	defer func() {
-		if stop() {
-			rd.Close() // nothing was written
-		}
-	}()
-	m.reader.begin(rd)
-	defer m.reader.end()
-	var rec ringbuf.Record
-	for {
-		if err := rd.ReadInto(&rec); err != nil {
-			if errors.Is(err, ringbuf.ErrFlushed) {
-				m.reader.flushed()
-				continue
-			}
-			if ctx.Err() != nil && errors.Is(err, ringbuf.ErrClosed) {
-				return nil
-			}
-			return fmt.Errorf("reading BPF events: %w", err)
-		}
-		ev, err := decode(rec.RawSample)
-		if err != nil {
-			return fmt.Errorf("reading BPF events: %w", err)
-		}
-		fn(ev)
-	}
+	})
 }
 
 func decode(sample []byte) (Event, error) {

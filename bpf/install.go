@@ -13,7 +13,7 @@ import (
 )
 
 // layoutVersion is TAGOUT_LAYOUT of maps.h; a test compares the two.
-const layoutVersion = 7
+const layoutVersion = 8
 
 // ErrLayout means that maps of another version are installed, whose contents this version cannot read.
 var ErrLayout = errors.New("the installed BPF maps are of another Tagout version: destroy the kids, run `tagout cleanup`, then `tagout setup`")
@@ -55,6 +55,9 @@ func install(cfg Config, consts constants) error {
 	if err := attachAll(coll, cfg); err != nil {
 		return err
 	}
+	if err := attachExec(coll, cfg.PinDir); err != nil {
+		return err
+	}
 	return reattachLinks(coll)
 }
 
@@ -76,6 +79,9 @@ func load(consts constants, old map[string]*ebpf.Map) (*ebpf.Collection, error) 
 	}
 	if !tcx {
 		plainLinkPrograms(spec)
+	}
+	if haveKernelTypes() != nil {
+		delete(spec.Programs, tagoutProgTagoutExec) // kids' programs go unrecorded, which sandboxd records
 	}
 	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: old})
 	if err != nil {
@@ -169,7 +175,7 @@ func pins(coll *ebpf.Collection, cfg Config) []pin {
 		switch name {
 		case tagoutMapSessions, tagoutMapStopped, tagoutMapStopAll, tagoutMapLeases, tagoutMapRevoked:
 			p.uid = cfg.KillUID
-		case tagoutMapEvents:
+		case tagoutMapEvents, tagoutMapExecs, tagoutMapExecScratch:
 			p.gid, p.mode = 0, 0o600
 		}
 		out = append(out, p)

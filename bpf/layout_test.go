@@ -69,6 +69,7 @@ func TestLayoutsMatchBTF(t *testing.T) {
 	for name, goType := range map[string]any{
 		"session": tagoutSession{}, "port_key": tagoutPortKey{}, "reach_key": tagoutReachKey{}, "proc": tagoutProc{}, "flow_key": tagoutFlowKey{}, "syn_key": tagoutSynKey{},
 		"tally": tagoutTally{}, "event": tagoutEvent{}, "flood_key": tagoutFloodKey{}, "flood": tagoutFlood{}, "layout_info": tagoutLayoutInfo{},
+		"exec_event": tagoutExecEvent{}, "exec_count": tagoutExecCount{},
 	} {
 		var c *btf.Struct
 		if err := mustSpec(t).Types.TypeByName(name, &c); err != nil {
@@ -100,23 +101,27 @@ func TestLayoutsMatchBTF(t *testing.T) {
 
 // Pinned layouts outlive builds. Whoever changes one sees this fail and must raise TAGOUT_LAYOUT with it.
 func TestLayoutIsThatOfItsVersion(t *testing.T) {
-	const want = `7 counters Hash 4 776 1024
-7 events RingBuf 0 0 1048576
-7 floods LRUHash 28 32 8192
-7 flows LRUHash 8 32 65536
-7 kid_cgroups Hash 8 4 1024
-7 kid_links Hash 4 4 1024
-7 layout Array 4 4 1
-7 leases Hash 4 8 1024
-7 lost Array 4 8 2
-7 ports Hash 8 1 16384
-7 reach LPMTrie 16 1 16384
-7 revoked Hash 4 8 1024
-7 sessions Hash 4 20 1024
-7 sockets LRUHash 8 32 65536
-7 stop_all Array 4 4 1
-7 stopped Hash 4 8 1024
-7 syns LRUHash 8 32 16384
+	const want = `8 counters Hash 4 776 1024
+8 events RingBuf 0 0 1048576
+8 exec_counts Hash 4 32 1024
+8 exec_scratch PerCPUArray 4 1408 1
+8 exec_told Hash 4 8 1024
+8 execs RingBuf 0 0 1048576
+8 floods LRUHash 28 32 8192
+8 flows LRUHash 8 32 65536
+8 kid_cgroups Hash 8 4 1024
+8 kid_links Hash 4 4 1024
+8 layout Array 4 4 1
+8 leases Hash 4 8 1024
+8 lost Array 4 8 2
+8 ports Hash 8 1 16384
+8 reach LPMTrie 16 1 16384
+8 revoked Hash 4 8 1024
+8 sessions Hash 4 20 1024
+8 sockets LRUHash 8 32 65536
+8 stop_all Array 4 4 1
+8 stopped Hash 4 8 1024
+8 syns LRUHash 8 32 16384
 `
 	var got strings.Builder
 	spec := mustSpec(t)

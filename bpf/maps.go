@@ -19,7 +19,8 @@ type Maps struct {
 	pinDir string
 	maps   map[string]*ebpf.Map
 	denied map[string]error // maps that this process may not open
-	reader reader
+	reader reader           // of denials
+	execs  reader           // of started programs
 }
 
 // Open opens the maps pinned in pinDir, each for reading and writing, or for reading alone where the file's

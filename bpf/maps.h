@@ -11,7 +11,7 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_endian.h>
 
-#define TAGOUT_LAYOUT 7
+#define TAGOUT_LAYOUT 8
 
 #ifndef AF_INET
 #define AF_INET 2

@@ -38,6 +38,7 @@ func Probe() []Feature {
 		{"bpf-boot-time", "5.8", "ends leases", false, helper(ebpf.CGroupSKB, asm.FnKtimeGetBootNs)},
 		{"bpf-socket-mark", "5.1", "stops a session's upstream traffic", false, helper(ebpf.CGroupSKB, asm.FnSkFullsock)},
 		{"bpf-current-process", "6.1", "names the process behind a denial", true, haveCurrent()},
+		{"bpf-kernel-types", "5.5", "records every program that a kid starts", true, haveKernelTypes()},
 		{"bpf-programs", "6.1", "the programs themselves, through the kernel's verifier", false, haveAll()},
 	}
 }

@@ -10,6 +10,8 @@ import (
 // session go before it. A session that is being stopped meanwhile ends unknown, which is denied all the same.
 func (m *Maps) Sweep(keep func(mark uint32) bool) error {
 	errs := []error{
+		sweep(m, tagoutMapExecTold, func(mark uint32, _ uint64) bool { return keep(mark) }),
+		sweep(m, tagoutMapExecCounts, func(mark uint32, _ tagoutExecCount) bool { return keep(mark) }),
 		sweep(m, tagoutMapKidCgroups, func(_ uint64, mark uint32) bool { return keep(mark) }),
 		sweep(m, tagoutMapKidLinks, func(_ uint32, mark uint32) bool { return keep(mark) }),
 		sweep(m, tagoutMapPorts, func(key tagoutPortKey, _ uint8) bool { return keep(key.Mark) }),

@@ -2,10 +2,11 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
  * The programs: calls and packets of the kids' cgroups, packets on the kids' links, packets of the daemons'
- * cgroups. Each finds out on whose behalf it runs and asks verdict.h.
+ * cgroups; exec.h has what sees the programs that kids start. Each finds out on whose behalf it runs and asks verdict.h.
  */
 #include "parse.h"
 #include "record.h"
+#include "exec.h"
 
 #define DENY 0
 #define ALLOW 1

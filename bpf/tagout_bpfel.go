@@ -32,6 +32,31 @@ type tagoutEvent struct {
 	Comm     [16]int8
 }
 
+type tagoutExecCount struct {
+	_       structs.HostLayout
+	Started uint64
+	Untold  uint64
+	Window  uint64
+	Emitted uint64
+}
+
+type tagoutExecEvent struct {
+	_          structs.HostLayout
+	Boot       uint64
+	CgroupId   uint64
+	Inode      uint64
+	Mark       uint32
+	Pid        uint32
+	Ppid       uint32
+	Uid        uint32
+	ArgsLength uint32
+	ArgsHere   uint32
+	Comm       [16]int8
+	Name       [64]int8
+	Path       [256]int8
+	Args       [1024]int8
+}
+
 type tagoutFlood struct {
 	_     structs.HostLayout
 	Count uint64
@@ -183,6 +208,10 @@ type tagoutTally struct {
 const (
 	tagoutMapCounters        = "counters"
 	tagoutMapEvents          = "events"
+	tagoutMapExecCounts      = "exec_counts"
+	tagoutMapExecScratch     = "exec_scratch"
+	tagoutMapExecTold        = "exec_told"
+	tagoutMapExecs           = "execs"
 	tagoutMapFloods          = "floods"
 	tagoutMapFlows           = "flows"
 	tagoutMapKidCgroups      = "kid_cgroups"
@@ -204,6 +233,7 @@ const (
 	tagoutProgTagoutConnect6 = "tagout_connect6"
 	tagoutProgTagoutDmnDown  = "tagout_dmn_down"
 	tagoutProgTagoutDmnUp    = "tagout_dmn_up"
+	tagoutProgTagoutExec     = "tagout_exec"
 	tagoutProgTagoutKidDown  = "tagout_kid_down"
 	tagoutProgTagoutKidUp    = "tagout_kid_up"
 	tagoutProgTagoutLinkDn   = "tagout_link_dn"
@@ -219,6 +249,7 @@ const (
 	tagoutVarKidMask         = "kid_mask"
 	tagoutVarKidNet          = "kid_net"
 	tagoutVarUnusedEvent     = "unused_event"
+	tagoutVarUnusedExecEvent = "unused_exec_event"
 	tagoutVarUnusedHook      = "unused_hook"
 	tagoutVarUnusedReason    = "unused_reason"
 	tagoutVarUnusedState     = "unused_state"
@@ -274,6 +305,7 @@ type tagoutProgramSpecs struct {
 	TagoutConnect6 *ebpf.ProgramSpec `ebpf:"tagout_connect6"`
 	TagoutDmnDown  *ebpf.ProgramSpec `ebpf:"tagout_dmn_down"`
 	TagoutDmnUp    *ebpf.ProgramSpec `ebpf:"tagout_dmn_up"`
+	TagoutExec     *ebpf.ProgramSpec `ebpf:"tagout_exec"`
 	TagoutKidDown  *ebpf.ProgramSpec `ebpf:"tagout_kid_down"`
 	TagoutKidUp    *ebpf.ProgramSpec `ebpf:"tagout_kid_up"`
 	TagoutLinkDn   *ebpf.ProgramSpec `ebpf:"tagout_link_dn"`
@@ -287,42 +319,47 @@ type tagoutProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type tagoutMapSpecs struct {
-	Counters   *ebpf.MapSpec `ebpf:"counters"`
-	Events     *ebpf.MapSpec `ebpf:"events"`
-	Floods     *ebpf.MapSpec `ebpf:"floods"`
-	Flows      *ebpf.MapSpec `ebpf:"flows"`
-	KidCgroups *ebpf.MapSpec `ebpf:"kid_cgroups"`
-	KidLinks   *ebpf.MapSpec `ebpf:"kid_links"`
-	Layout     *ebpf.MapSpec `ebpf:"layout"`
-	Leases     *ebpf.MapSpec `ebpf:"leases"`
-	Lost       *ebpf.MapSpec `ebpf:"lost"`
-	Ports      *ebpf.MapSpec `ebpf:"ports"`
-	Reach      *ebpf.MapSpec `ebpf:"reach"`
-	Revoked    *ebpf.MapSpec `ebpf:"revoked"`
-	Sessions   *ebpf.MapSpec `ebpf:"sessions"`
-	Sockets    *ebpf.MapSpec `ebpf:"sockets"`
-	StopAll    *ebpf.MapSpec `ebpf:"stop_all"`
-	Stopped    *ebpf.MapSpec `ebpf:"stopped"`
-	Syns       *ebpf.MapSpec `ebpf:"syns"`
+	Counters    *ebpf.MapSpec `ebpf:"counters"`
+	Events      *ebpf.MapSpec `ebpf:"events"`
+	ExecCounts  *ebpf.MapSpec `ebpf:"exec_counts"`
+	ExecScratch *ebpf.MapSpec `ebpf:"exec_scratch"`
+	ExecTold    *ebpf.MapSpec `ebpf:"exec_told"`
+	Execs       *ebpf.MapSpec `ebpf:"execs"`
+	Floods      *ebpf.MapSpec `ebpf:"floods"`
+	Flows       *ebpf.MapSpec `ebpf:"flows"`
+	KidCgroups  *ebpf.MapSpec `ebpf:"kid_cgroups"`
+	KidLinks    *ebpf.MapSpec `ebpf:"kid_links"`
+	Layout      *ebpf.MapSpec `ebpf:"layout"`
+	Leases      *ebpf.MapSpec `ebpf:"leases"`
+	Lost        *ebpf.MapSpec `ebpf:"lost"`
+	Ports       *ebpf.MapSpec `ebpf:"ports"`
+	Reach       *ebpf.MapSpec `ebpf:"reach"`
+	Revoked     *ebpf.MapSpec `ebpf:"revoked"`
+	Sessions    *ebpf.MapSpec `ebpf:"sessions"`
+	Sockets     *ebpf.MapSpec `ebpf:"sockets"`
+	StopAll     *ebpf.MapSpec `ebpf:"stop_all"`
+	Stopped     *ebpf.MapSpec `ebpf:"stopped"`
+	Syns        *ebpf.MapSpec `ebpf:"syns"`
 }
 
 // tagoutVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type tagoutVariableSpecs struct {
-	BoxMark      *ebpf.VariableSpec `ebpf:"box_mark"`
-	EventBudget  *ebpf.VariableSpec `ebpf:"event_budget"`
-	Gateway      *ebpf.VariableSpec `ebpf:"gateway"`
-	HaveCurrent  *ebpf.VariableSpec `ebpf:"have_current"`
-	KidLevel     *ebpf.VariableSpec `ebpf:"kid_level"`
-	KidMask      *ebpf.VariableSpec `ebpf:"kid_mask"`
-	KidNet       *ebpf.VariableSpec `ebpf:"kid_net"`
-	UnusedEvent  *ebpf.VariableSpec `ebpf:"unused_event"`
-	UnusedHook   *ebpf.VariableSpec `ebpf:"unused_hook"`
-	UnusedReason *ebpf.VariableSpec `ebpf:"unused_reason"`
-	UnusedState  *ebpf.VariableSpec `ebpf:"unused_state"`
-	VirtualMask  *ebpf.VariableSpec `ebpf:"virtual_mask"`
-	VirtualNet   *ebpf.VariableSpec `ebpf:"virtual_net"`
+	BoxMark         *ebpf.VariableSpec `ebpf:"box_mark"`
+	EventBudget     *ebpf.VariableSpec `ebpf:"event_budget"`
+	Gateway         *ebpf.VariableSpec `ebpf:"gateway"`
+	HaveCurrent     *ebpf.VariableSpec `ebpf:"have_current"`
+	KidLevel        *ebpf.VariableSpec `ebpf:"kid_level"`
+	KidMask         *ebpf.VariableSpec `ebpf:"kid_mask"`
+	KidNet          *ebpf.VariableSpec `ebpf:"kid_net"`
+	UnusedEvent     *ebpf.VariableSpec `ebpf:"unused_event"`
+	UnusedExecEvent *ebpf.VariableSpec `ebpf:"unused_exec_event"`
+	UnusedHook      *ebpf.VariableSpec `ebpf:"unused_hook"`
+	UnusedReason    *ebpf.VariableSpec `ebpf:"unused_reason"`
+	UnusedState     *ebpf.VariableSpec `ebpf:"unused_state"`
+	VirtualMask     *ebpf.VariableSpec `ebpf:"virtual_mask"`
+	VirtualNet      *ebpf.VariableSpec `ebpf:"virtual_net"`
 }
 
 // tagoutObjects contains all objects after they have been loaded into the kernel.
@@ -345,29 +382,37 @@ func (o *tagoutObjects) Close() error {
 //
 // It can be passed to loadTagoutObjects or ebpf.CollectionSpec.LoadAndAssign.
 type tagoutMaps struct {
-	Counters   *ebpf.Map `ebpf:"counters"`
-	Events     *ebpf.Map `ebpf:"events"`
-	Floods     *ebpf.Map `ebpf:"floods"`
-	Flows      *ebpf.Map `ebpf:"flows"`
-	KidCgroups *ebpf.Map `ebpf:"kid_cgroups"`
-	KidLinks   *ebpf.Map `ebpf:"kid_links"`
-	Layout     *ebpf.Map `ebpf:"layout"`
-	Leases     *ebpf.Map `ebpf:"leases"`
-	Lost       *ebpf.Map `ebpf:"lost"`
-	Ports      *ebpf.Map `ebpf:"ports"`
-	Reach      *ebpf.Map `ebpf:"reach"`
-	Revoked    *ebpf.Map `ebpf:"revoked"`
-	Sessions   *ebpf.Map `ebpf:"sessions"`
-	Sockets    *ebpf.Map `ebpf:"sockets"`
-	StopAll    *ebpf.Map `ebpf:"stop_all"`
-	Stopped    *ebpf.Map `ebpf:"stopped"`
-	Syns       *ebpf.Map `ebpf:"syns"`
+	Counters    *ebpf.Map `ebpf:"counters"`
+	Events      *ebpf.Map `ebpf:"events"`
+	ExecCounts  *ebpf.Map `ebpf:"exec_counts"`
+	ExecScratch *ebpf.Map `ebpf:"exec_scratch"`
+	ExecTold    *ebpf.Map `ebpf:"exec_told"`
+	Execs       *ebpf.Map `ebpf:"execs"`
+	Floods      *ebpf.Map `ebpf:"floods"`
+	Flows       *ebpf.Map `ebpf:"flows"`
+	KidCgroups  *ebpf.Map `ebpf:"kid_cgroups"`
+	KidLinks    *ebpf.Map `ebpf:"kid_links"`
+	Layout      *ebpf.Map `ebpf:"layout"`
+	Leases      *ebpf.Map `ebpf:"leases"`
+	Lost        *ebpf.Map `ebpf:"lost"`
+	Ports       *ebpf.Map `ebpf:"ports"`
+	Reach       *ebpf.Map `ebpf:"reach"`
+	Revoked     *ebpf.Map `ebpf:"revoked"`
+	Sessions    *ebpf.Map `ebpf:"sessions"`
+	Sockets     *ebpf.Map `ebpf:"sockets"`
+	StopAll     *ebpf.Map `ebpf:"stop_all"`
+	Stopped     *ebpf.Map `ebpf:"stopped"`
+	Syns        *ebpf.Map `ebpf:"syns"`
 }
 
 func (m *tagoutMaps) Close() error {
 	return _TagoutClose(
 		m.Counters,
 		m.Events,
+		m.ExecCounts,
+		m.ExecScratch,
+		m.ExecTold,
+		m.Execs,
 		m.Floods,
 		m.Flows,
 		m.KidCgroups,
@@ -390,19 +435,20 @@ func (m *tagoutMaps) Close() error {
 //
 // It can be passed to loadTagoutObjects or ebpf.CollectionSpec.LoadAndAssign.
 type tagoutVariables struct {
-	BoxMark      *ebpf.Variable `ebpf:"box_mark"`
-	EventBudget  *ebpf.Variable `ebpf:"event_budget"`
-	Gateway      *ebpf.Variable `ebpf:"gateway"`
-	HaveCurrent  *ebpf.Variable `ebpf:"have_current"`
-	KidLevel     *ebpf.Variable `ebpf:"kid_level"`
-	KidMask      *ebpf.Variable `ebpf:"kid_mask"`
-	KidNet       *ebpf.Variable `ebpf:"kid_net"`
-	UnusedEvent  *ebpf.Variable `ebpf:"unused_event"`
-	UnusedHook   *ebpf.Variable `ebpf:"unused_hook"`
-	UnusedReason *ebpf.Variable `ebpf:"unused_reason"`
-	UnusedState  *ebpf.Variable `ebpf:"unused_state"`
-	VirtualMask  *ebpf.Variable `ebpf:"virtual_mask"`
-	VirtualNet   *ebpf.Variable `ebpf:"virtual_net"`
+	BoxMark         *ebpf.Variable `ebpf:"box_mark"`
+	EventBudget     *ebpf.Variable `ebpf:"event_budget"`
+	Gateway         *ebpf.Variable `ebpf:"gateway"`
+	HaveCurrent     *ebpf.Variable `ebpf:"have_current"`
+	KidLevel        *ebpf.Variable `ebpf:"kid_level"`
+	KidMask         *ebpf.Variable `ebpf:"kid_mask"`
+	KidNet          *ebpf.Variable `ebpf:"kid_net"`
+	UnusedEvent     *ebpf.Variable `ebpf:"unused_event"`
+	UnusedExecEvent *ebpf.Variable `ebpf:"unused_exec_event"`
+	UnusedHook      *ebpf.Variable `ebpf:"unused_hook"`
+	UnusedReason    *ebpf.Variable `ebpf:"unused_reason"`
+	UnusedState     *ebpf.Variable `ebpf:"unused_state"`
+	VirtualMask     *ebpf.Variable `ebpf:"virtual_mask"`
+	VirtualNet      *ebpf.Variable `ebpf:"virtual_net"`
 }
 
 // tagoutPrograms contains all programs after they have been loaded into the kernel.
@@ -415,6 +461,7 @@ type tagoutPrograms struct {
 	TagoutConnect6 *ebpf.Program `ebpf:"tagout_connect6"`
 	TagoutDmnDown  *ebpf.Program `ebpf:"tagout_dmn_down"`
 	TagoutDmnUp    *ebpf.Program `ebpf:"tagout_dmn_up"`
+	TagoutExec     *ebpf.Program `ebpf:"tagout_exec"`
 	TagoutKidDown  *ebpf.Program `ebpf:"tagout_kid_down"`
 	TagoutKidUp    *ebpf.Program `ebpf:"tagout_kid_up"`
 	TagoutLinkDn   *ebpf.Program `ebpf:"tagout_link_dn"`
@@ -432,6 +479,7 @@ func (p *tagoutPrograms) Close() error {
 		p.TagoutConnect6,
 		p.TagoutDmnDown,
 		p.TagoutDmnUp,
+		p.TagoutExec,
 		p.TagoutKidDown,
 		p.TagoutKidUp,
 		p.TagoutLinkDn,

@@ -27,7 +27,7 @@ func Uninstall(pinDir string, kidsCgroup string, daemonCgroups []string) error {
 	for _, dir := range cgroups {
 		errs = append(errs, detachCgroup(dir))
 	}
-	errs = append(errs, removePins(pinDir))
+	errs = append(errs, detachExec(pinDir), removePins(pinDir))
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("removing BPF programs: %w", err)
 	}
