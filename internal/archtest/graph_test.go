@@ -116,6 +116,9 @@ var owned = map[string][]string{
 	"github.com/creack/pty":                  {"tagout/internal/testpty"},
 	"filippo.io/age":                         {"tagout/internal/authority/keyfile", "tagout/internal/credential", "tagout/internal/inspectca"},
 
+	"github.com/go-jose/go-jose/v4":  {"tagout/internal/issuer", "tagout/tokencheck"},
+	"github.com/spiffe/go-spiffe/v2": {"tagout/internal/issuer"},
+
 	"github.com/google/go-containerregistry": {"tagout/sandboxd/image/oci"},
 	"github.com/klauspost/compress":          {"tagout/sandboxd/image/oci"},
 	"github.com/zricethezav/gitleaks/v8":     {"tagout/internal/leaks"},

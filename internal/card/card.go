@@ -69,6 +69,7 @@ type Input struct {
 // Identity is what the kid may prove to others.
 type Identity struct {
 	Scope []session.Secret
+	Mint  []session.Mint // names and variables are not those of Scope
 }
 
 // Limits is what a kid may use up.
@@ -125,12 +126,13 @@ func (c *Card) read(m yamlx.Map, now time.Time) {
 	c.readName(m.Need("name"))
 	c.Task = readSentence(m.Need("task"), 200)
 	c.readImage(m.Need("image"))
-	c.Identity.Scope = readIdentity(m.Get("identity"))
+	c.Identity = readIdentity(m.Get("identity"))
 	c.readEnv(m.Get("env"))
 	c.readEgress(m.Get("egress"), now)
 	c.readNetwork(m.Get("network"))
 	c.readReach(m.Get("reach"))
 	c.Filesystem = readFilesystem(m.Get("filesystem"), c.Image)
+	c.checkMintFiles(m.Get("identity"))
 	c.Limits = readLimits(m.Get("limits"))
 	c.readStop(m.Need("stop"))
 	c.Owner = c.Stop.Authority

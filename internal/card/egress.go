@@ -32,7 +32,7 @@ type egressReader struct {
 
 func (c *Card) readEgress(v yamlx.Value, now time.Time) {
 	m, _ := v.Map(egressKeys...)
-	r := egressReader{now: now, scope: c.Identity.Scope, denied: map[endpoint]bool{}}
+	r := egressReader{now: now, scope: c.Identity.carried(), denied: map[endpoint]bool{}}
 	for _, entry := range m.Get("allow").List() {
 		if rm, ok := entry.Map(allowKeys...); ok {
 			r.allow(rm)
@@ -231,7 +231,7 @@ func (r *egressReader) readRequestLimits(m yamlx.Map, rule *policy.Rule) {
 	if secret, ok := m.Get("credential").Text(); ok {
 		rule.Credential = secret
 		if !slices.ContainsFunc(r.scope, func(s session.Secret) bool { return s.Name == secret }) {
-			m.Get("credential").Refuse("add it to identity.scope, or remove it here", "the secret %s is not in identity.scope", yamlx.Quote(secret))
+			m.Get("credential").Refuse("add it to identity.scope or identity.mint, or remove it here", "the secret %s is not in identity.scope", yamlx.Quote(secret))
 		}
 	}
 	rule.Methods = readUnique(m.Get("methods"), policy.CheckMethod, "write methods such as GET or POST, in capital letters")

@@ -121,7 +121,7 @@ func checkRendered(t *testing.T, c *Card) {
 		text += "    " + strings.Join(RenderDeny(r), "\n    ") + "\n"
 	}
 	scope := "identity: {scope: ["
-	for i, s := range c.Identity.Scope {
+	for i, s := range c.Identity.carried() {
 		if i > 0 {
 			scope += ", "
 		}

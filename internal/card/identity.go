@@ -8,10 +8,15 @@ import (
 	"tagout/internal/yamlx"
 )
 
-func readIdentity(v yamlx.Value) []session.Secret {
+func readIdentity(v yamlx.Value) Identity {
 	m, _ := v.Map(identityKeys...)
+	scope := readScope(m.Get("scope"))
+	return Identity{Scope: scope, Mint: readMints(m.Get("mint"), scope)}
+}
+
+func readScope(v yamlx.Value) []session.Secret {
 	var out []session.Secret
-	for _, entry := range m.Get("scope").List() {
+	for _, entry := range v.List() {
 		sm, ok := entry.Map(secretKeys...)
 		if !ok {
 			continue
@@ -75,6 +80,11 @@ func (c *Card) readEnv(v yamlx.Value) {
 		for _, s := range c.Identity.Scope {
 			if s.Env == name {
 				e.Key.Refuse("remove it from one of the two", "%s carries the token of the secret %s (identity.scope)", name, s.Name)
+			}
+		}
+		for _, t := range c.Identity.Mint {
+			if t.Env == name {
+				e.Key.Refuse("remove it from one of the two", "%s carries the token %s (identity.mint)", name, t.Name)
 			}
 		}
 		c.Env[name] = value

@@ -64,6 +64,16 @@ var (
 	}
 	identityKeys = []yamlx.Key{
 		{Name: "scope", Example: "[{secret: vendor_api, env: VENDOR_API_KEY}]"},
+		{Name: "mint", Example: `[{name: books, audience: "https://books.example.com", scope: [books:read], env: BOOKS_TOKEN, hosts: ["books.example.com:443"]}]`},
+	}
+	mintKeys = []yamlx.Key{
+		{Name: "name", Example: "books"},
+		{Name: "audience", Example: `"https://books.example.com"`},
+		{Name: "scope", Example: "[books:read]"},
+		{Name: "lifetime", Example: "5m"},
+		{Name: "env", Example: "BOOKS_TOKEN"},
+		{Name: "hosts", Example: `["books.example.com:443"]`},
+		{Name: "file", Example: "/workspace/books.jwt"},
 	}
 	secretKeys = []yamlx.Key{
 		{Name: "secret", Example: "vendor_api"},

@@ -41,6 +41,8 @@ func (c *Card) checkHost(v yamlx.Value) {
 		v.Refuse("remove egress and write addresses under `reach`", "on the machine's network there are no names: egress means nothing there")
 	case len(c.Identity.Scope) > 0:
 		v.Refuse("remove identity, or write `network: "+outboundOnly+"`", "a secret is swapped in by the proxy, past which a kid on the machine's network goes")
+	case slices.ContainsFunc(c.Identity.Mint, func(t session.Mint) bool { return t.Env != "" }):
+		v.Refuse("write `file:` instead of env and hosts in identity.mint", "a token is exchanged by the proxy, past which a kid on the machine's network goes")
 	case c.Image == HostWritable:
 		v.Refuse("write another image", "a kid that may install packages cannot be on the machine's network")
 	}

@@ -99,6 +99,7 @@ func TestSchemaKeys(t *testing.T) {
 		"max_bytes":  {def("allow").(map[string]any)["properties"].(map[string]any)["max_bytes"], bytesKeys},
 		"input":      {def("input"), inputKeys},
 		"secret":     {def("secret"), secretKeys},
+		"mint":       {def("mint"), mintKeys},
 		"trip":       {def("trip"), tripKeys},
 		"lease":      {property("stop").(map[string]any)["properties"].(map[string]any)["lease"], leaseKeys},
 	} {
@@ -163,6 +164,11 @@ func TestSchemaNumbers(t *testing.T) {
 		{at("properties", "name", "pattern"), nameRE.String()},
 		{at("$defs", "secretName", "pattern"), secretRE.String()},
 		{at("$defs", "variable", "pattern"), envRE.String()},
+		{at("$defs", "mint", "properties", "audience", "pattern"), audienceRE.String()},
+		{at("$defs", "mint", "properties", "scope", "items", "pattern"), scopeRE.String()},
+		{at("$defs", "mint", "properties", "scope", "maxItems"), float64(maxScope)},
+		{at("$defs", "mint", "properties", "hosts", "maxItems"), float64(maxMintHosts)},
+		{at("properties", "identity", "properties", "mint", "maxItems"), float64(maxMints)},
 		{at("$defs", "size", "pattern"), yamlx.SizePattern},
 		{at("$defs", "input", "properties", "mode", "pattern"), modeRE.String()},
 	} {

@@ -57,6 +57,7 @@ type Session struct {
 	Egress     policy.Spec    `json:"egress"`
 	Names      []string       `json:"names,omitempty"`   // exact host names in the order of their virtual addresses; only ever appended to
 	Secrets    []Secret       `json:"secrets,omitempty"` // what the card's identity section asks for
+	Mints      []Mint         `json:"mints,omitempty"`   // and the tokens of the box's own issuer
 	Stop       Stop           `json:"stop"`
 	Created    time.Time      `json:"created"`
 	Boot       time.Duration  `json:"boot_ns"` // CLOCK_BOOTTIME when it was created: what counts towards deadlines
@@ -66,6 +67,17 @@ type Session struct {
 type Secret struct {
 	Name string `json:"name"` // in the vault
 	Env  string `json:"env"`  // environment variable that carries the token
+}
+
+// Mint is one entry of a card's identity.mint: JWTs of the box's own issuer, for one service of the user's.
+type Mint struct {
+	Name     string        `json:"name"` // as a secret's, and no secret of the session has it
+	Audience string        `json:"audience"`
+	Scope    []string      `json:"scope,omitempty"`
+	Lifetime time.Duration `json:"lifetime_ns,omitempty"` // of each JWT; 0: the box's own
+	Hosts    []string      `json:"hosts,omitempty"`       // "name:port" where the proxy puts a JWT in the token's place; with Env
+	Env      string        `json:"env,omitempty"`         // environment variable that carries an opaque token; empty with File
+	File     string        `json:"file,omitempty"`        // absolute, below the workspace: holds a JWT itself; empty with Env
 }
 
 // Stop is the card's stop section.

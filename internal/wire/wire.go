@@ -365,6 +365,7 @@ type MintRequest struct {
 	Card    string        `json:"card"`
 	Mark    uint32        `json:"mark"`
 	Secrets []MintSecret  `json:"secrets"`
+	Mint    []MintToken   `json:"mint,omitempty"`  // tokens of the box's own issuer
 	TTL     time.Duration `json:"ttl_ns"`          // 0: until the session ends
 	Proof   bool          `json:"proof,omitempty"` // one token more, for ProofSecret
 }
@@ -374,7 +375,19 @@ type MintSecret struct {
 	Name string `json:"name"`
 }
 
-// MintReply maps each secret's name to the session's opaque token for it. Even a session with no secrets
+// MintToken asks for a token of the box's own issuer, for one service of the user's. Its name is as a secret's, and no
+// secret of the same session has it.
+type MintToken struct {
+	Name     string        `json:"name"`
+	Audience string        `json:"audience"`
+	Scope    []string      `json:"scope,omitempty"`
+	Lifetime time.Duration `json:"lifetime_ns,omitempty"` // of each JWT; 0: the box's own
+	Hosts    []string      `json:"hosts,omitempty"`       // "name:port" towards which the proxy puts a JWT in the opaque token's place
+	// Inside asks for the JWT itself in the reply, for a kid that reaches the service without the proxy. It has no hosts.
+	Inside bool `json:"inside,omitempty"`
+}
+
+// MintReply maps each secret's name to the session's opaque token for it, or to the JWT itself where it was asked for. Even a session with no secrets
 // gets an entry in credd, so that a revocation always has something to acknowledge.
 type MintReply struct {
 	Tokens map[string]string `json:"tokens"`
@@ -399,6 +412,7 @@ type ResolveReply struct {
 	Secret  string       `json:"secret"` // its name, for the record
 	Value   string       `json:"value"`
 	Present Presentation `json:"present,omitzero"` // how the value is to stand in the request
+	Minted  bool         `json:"minted,omitempty"` // the value is a JWT that was made for minutes
 }
 
 // RevokeRequest revokes whole sessions, or all of them.
@@ -424,4 +438,14 @@ type Introspection struct {
 	Session string `json:"sid,omitempty"`
 	Kid     string `json:"sub,omitempty"`
 	Scope   string `json:"scope,omitempty"`
+
+	// Of JWTs of the box's own issuer alone; Kid is their SPIFFE ID then. Times are seconds since 1970.
+	TokenType string `json:"token_type,omitempty"`
+	Client    string `json:"client_id,omitempty"`
+	Issuer    string `json:"iss,omitempty"`
+	Audience  string `json:"aud,omitempty"`
+	ID        string `json:"jti,omitempty"`
+	IssuedAt  int64  `json:"iat,omitempty"`
+	NotBefore int64  `json:"nbf,omitempty"`
+	Expires   int64  `json:"exp,omitempty"`
 }

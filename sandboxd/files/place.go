@@ -8,6 +8,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -22,6 +23,29 @@ type Input struct {
 
 // beneath makes the kernel refuse every way out of the workspace, whoever put it there.
 const beneath = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV
+
+// Text is a file that a kid finds in its workspace, with what is in it.
+type Text struct {
+	To   string // path below the workspace
+	Text string
+	Mode fs.FileMode // permission bits
+}
+
+// Write makes files in the workspace at dir, owned by owner. The first that fails ends it. Errors do not quote texts.
+func Write(dir string, texts []Text, owner Owner) error {
+	root, err := os.Open(dir)
+	if err != nil {
+		return fmt.Errorf("making files: %w", err)
+	}
+	defer root.Close() // only read
+	p := placer{root: root, owner: owner}
+	for _, t := range texts {
+		if err := p.fill(t.To, strings.NewReader(t.Text), t.Mode); err != nil {
+			return fmt.Errorf("making the file %s: %w", t.To, err)
+		}
+	}
+	return nil
+}
 
 // Place copies inputs into the workspace at dir, owned by owner. The first that fails ends it.
 func Place(dir string, inputs []Input, owner Owner) error {
@@ -49,18 +73,23 @@ type placer struct {
 
 // place copies one regular file.
 func (p placer) place(in Input) error {
-	if !filepath.IsLocal(in.To) || path.Clean(in.To) == "." {
-		return errors.New("the target is not a file below the workspace")
-	}
 	src, mode, err := openInput(in)
 	if err != nil {
 		return err
 	}
 	defer src.Close() // only read
-	if err := p.dirs(path.Dir(path.Clean(in.To))); err != nil {
+	return p.fill(in.To, src, mode)
+}
+
+// fill makes the file at to, which must not be there.
+func (p placer) fill(to string, src io.Reader, mode fs.FileMode) error {
+	if !filepath.IsLocal(to) || path.Clean(to) == "." {
+		return errors.New("the target is not a file below the workspace")
+	}
+	if err := p.dirs(path.Dir(path.Clean(to))); err != nil {
 		return err
 	}
-	dst, err := open(p.root, in.To, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL, 0o600, beneath)
+	dst, err := open(p.root, to, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL, 0o600, beneath)
 	if err != nil {
 		return err
 	}

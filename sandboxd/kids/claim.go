@@ -117,6 +117,6 @@ func (m *Manager) newSession(name string, index int, seq uint32, r Request) sess
 		Card: r.Plan.Card, CardHash: r.Plan.CardHash, Index: index, Mark: inst.SessionMark(seq),
 		Addr: addr, HostAddr: host, Network: r.Plan.Network, Reach: r.Plan.Reach, Approval: r.approved.view(), Link: link, NetNS: netNS,
 		Cgroup: m.cfg.Cgroups.V2(m.cgroupRel(name)), Freezer: m.cfg.Cgroups.Freezer(m.cgroupRel(name)),
-		Generation: 1, Egress: m.withCanaries(r.Plan.Egress, r.Plan.Stop), Names: r.Plan.Hosts, Secrets: r.Plan.Secrets, Stop: r.Plan.Stop, Created: time.Now().UTC(), Boot: bootclock.Now(),
+		Generation: 1, Egress: m.withCanaries(r.Plan.Egress, r.Plan.Stop), Names: r.Plan.Hosts, Secrets: r.Plan.Secrets, Mints: r.Plan.Mints, Stop: r.Plan.Stop, Created: time.Now().UTC(), Boot: bootclock.Now(),
 	}
 }

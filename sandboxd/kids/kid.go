@@ -13,6 +13,7 @@ import (
 	"tagout/internal/cgroup"
 	"tagout/internal/session"
 	"tagout/internal/wire"
+	"tagout/sandboxd/files"
 	"tagout/sandboxd/image"
 	"tagout/sandboxd/lifecycle"
 	"tagout/sandboxd/network"
@@ -31,7 +32,8 @@ type kid struct {
 
 	mounts []runtime.Mount // of its root filesystem, from its image
 
-	proofToken, noToken string // of a proof's kid: its token, or why it has none
+	minted              []files.Text // JWTs on their way into files; the spawn alone
+	proofToken, noToken string       // of a proof's kid: its token, or why it has none
 
 	life sync.Mutex // held by a spawn and by a teardown, so that they never overlap
 

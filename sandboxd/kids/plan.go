@@ -30,6 +30,7 @@ type Plan struct {
 	Tmp       int64 // bytes
 	NoExec    bool  `json:",omitempty"` // nothing in the two can be executed
 	Secrets   []session.Secret
+	Mints     []session.Mint `json:",omitempty"`
 	Env       map[string]string
 	Limits    runtime.Limits
 	Owner     string        // for the budget of kids
@@ -95,6 +96,9 @@ func (m *Manager) checkRequest(r Request) error {
 		if err := checkEnv(s.Env); err != nil {
 			return err
 		}
+	}
+	if err := checkMints(r.Plan.Mints); err != nil {
+		return err
 	}
 	return nil
 }

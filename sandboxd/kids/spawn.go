@@ -50,6 +50,7 @@ func (m *Manager) course() [][]lane {
 			},
 		},
 		{{
+			{"minted", wire.StageFilesystem, m.placeMinted},
 			{"watch", wire.StageRuntime, m.watchFiles},
 			{"clear", wire.StageRuntime, m.clear},
 			{"start", wire.StageRuntime, m.startContainer},

@@ -152,6 +152,7 @@ func (m *Manager) mintTokens(ctx context.Context, k *kid) error {
 	for _, secret := range s.Secrets {
 		ask.Secrets = append(ask.Secrets, wire.MintSecret{Name: secret.Name})
 	}
+	ask.Mint = mintsOf(s)
 	reply, err := m.cfg.Credentials.Mint(ctx, ask)
 	if KindOf(err) != Internal { // credd's own refusal, already in words
 		return err
@@ -166,6 +167,9 @@ func (m *Manager) mintTokens(ctx context.Context, k *kid) error {
 			return refuse(Unavailable, reason.CreddDown, "credd gave no token for secret %s", secret.Name)
 		}
 		k.rec.Tokens[secret.Env] = token
+	}
+	if err := k.takeMinted(reply.Tokens); err != nil {
+		return err
 	}
 	return m.save(k)
 }
