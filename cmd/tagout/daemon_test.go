@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"tagout/internal/audit"
 	"tagout/internal/control"
 	"tagout/internal/instance"
 	"tagout/internal/reason"
@@ -270,16 +269,5 @@ func TestStopIsCompleteOnlyWhenObserved(t *testing.T) {
 	code, _, errOut := tagout("--instance", "tcli2", "release", "01X", "--by", "eve", "--reason", "x")
 	if code != 3 || errOut != "tagout: tag 01X was placed by ada: only ada can release it\n" {
 		t.Errorf("release: %d, %q", code, errOut)
-	}
-}
-
-func TestRecordLine(t *testing.T) {
-	r := audit.Record{
-		Time: time.Date(2026, 1, 2, 3, 4, 5, 6e6, time.UTC), Daemon: "sandboxd", Event: audit.EventConnectDenied, Outcome: audit.OutcomeDeny,
-		Reason: reason.QUIC, Dst: &audit.Dst{Name: "evil.test", Port: 443, Proto: "udp"}, Process: &audit.Process{PID: 7, Comm: "curl"}, Count: 3, Fields: map[string]string{"hook": "connect4", "a": "b"},
-	}
-	const want = "03:04:05.006 sandboxd    connect.denied     deny quic -> evil.test:443/udp by curl[7] x3 a=b hook=connect4"
-	if got := recordLine(r); got != want {
-		t.Errorf("got  %s\nwant %s", got, want)
 	}
 }

@@ -31,7 +31,7 @@ With --events it shows what the kid did and what was done to it instead, as ` + 
 				return usage(fmt.Errorf("--exec has a command's output, --events has none: leave out one"))
 			}
 			if events {
-				return a.timeline(cmd.Context(), args[0], follow)
+				return a.timeline(cmd.Context(), args[0], timelineFlags{follow: follow})
 			}
 			return a.logs(cmd.Context(), args[0], exec, follow)
 		},

@@ -2,149 +2,196 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
-	"strings"
+	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 
 	"tagout/internal/audit"
+	"tagout/internal/auditview"
 	"tagout/internal/instance"
 	"tagout/internal/logtail"
 )
 
+// timelineFlags are what of a story is shown, and how.
+type timelineFlags struct {
+	follow bool
+	since  string
+	only   []string
+	html   string
+}
+
 func (a *app) timelineCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "timeline KID|SESSION", Short: "Show what a kid did and what was done to it, from all daemons' logs in order",
+	var f timelineFlags
+	cmd := &cobra.Command{
+		Use: "timeline KID|SESSION|STOP", Short: "Show what a kid did and what was done to it, from all daemons' logs in order",
+		Long: `Show what happened, from all daemons' logs, in the order in which it happened: of a kid (every session that had
+the name), of one session, or of every kid that a stop met. It needs no daemon, and finds what lies in closed pieces of
+the logs too. What is missing from a log in that time is shown as audit.gap.
+
+--json prints the records as they stand in the logs, one a line. --html writes one page that needs nothing else, to
+attach to an incident.`,
 		Args: wants("KID"),
-		RunE: func(cmd *cobra.Command, args []string) error { return a.timeline(cmd.Context(), args[0], false) },
+		RunE: func(cmd *cobra.Command, args []string) error { return a.timeline(cmd.Context(), args[0], f) },
 	}
+	cmd.Flags().BoolVarP(&f.follow, "follow", "f", false, "go on with what follows, until the kid is gone")
+	cmd.Flags().StringVar(&f.since, "since", "", "leave out what is older: a time such as 2026-11-30T09:00:00Z, or 15m ago")
+	cmd.Flags().StringSliceVar(&f.only, "only", nil, "show these topics only: network, files, tools, processes, identity, stop, life")
+	cmd.Flags().StringVar(&f.html, "html", "", "write one self-contained page to this file")
+	return cmd
 }
 
 // timeline needs no daemon, and no slot either: logs outlive both. With follow it goes on until the kid is gone.
-func (a *app) timeline(ctx context.Context, who string, follow bool) error {
-	if err := instance.CheckName(a.instance); err != nil {
-		return usage(err)
-	}
-	inst, err := instance.New(a.instance, 0) // the state directory follows from the name alone
+func (a *app) timeline(ctx context.Context, who string, f timelineFlags) error {
+	inst, err := a.named()
 	if err != nil {
 		return err
 	}
-	ends := logtail.Ends(inst.AuditDir()) // before it is read, so that nothing is between
-	records, unreadable, err := audit.Timeline(inst.AuditDir(), func(r *audit.Record) bool { return r.Kid == who || r.Session == who })
+	want, err := f.filter(time.Now())
 	if err != nil {
-		// Who may not look into the directories finds nothing in them.
-		return errors.Join(needRoot("reading the logs"), &coded{exitUnreachable, err})
+		return usage(err)
 	}
-	if unreadable > 0 {
-		fmt.Fprintf(a.err, "tagout: %d lines of the logs are no records\n", unreadable) // nobody is left to be told
+	if f.follow && f.html != "" {
+		return usage(errors.New("a page is written once and follows nothing: leave out --follow or --html"))
 	}
-	if len(records) == 0 {
-		return usage(fmt.Errorf("the logs of instance %s have no record of a kid or session %q: see `tagout list`", a.instance, who))
+	ends := logtail.Ends(inst.AuditDir()) // before it is read, so that nothing is between
+	finder, done := a.finder(ctx, inst)
+	defer done()
+	story, err := auditview.Tell(ctx, finder, who)
+	if err != nil {
+		return a.unfound(err)
 	}
+	if story == nil {
+		return usage(fmt.Errorf("the logs of instance %s have no record of a kid, session or stop %q: see `tagout list` and `tagout audit search`", a.instance, who))
+	}
+	a.tellStats(story.Stats)
 	shown, gone := map[string]bool{}, false
-	for _, r := range records {
-		if err := a.record(&r); err != nil {
+	for i := range story.Lines {
+		l := &story.Lines[i]
+		shown[l.ID] = true
+		gone = gone && l.Event != audit.EventKidSpawned || isGone(&l.Record)
+	}
+	story.Filter(want)
+	if f.html != "" {
+		return a.writePage(f.html, story)
+	}
+	w := a.lineWriter(len(story.Kids) > 1)
+	for i := range story.Lines {
+		if err := a.showLine(w, &story.Lines[i]); err != nil {
 			return unread("records", err)
 		}
-		shown[r.ID] = true
-		gone = gone && r.Event != audit.EventKidSpawned || isGone(&r)
 	}
-	if !follow || gone {
+	if !f.follow || gone {
 		return nil
 	}
-	return a.followRecords(ctx, inst.AuditDir(), ends, who, shown)
+	follower := storyFollower{story: story, shown: shown, want: want, show: func(l *auditview.Line) error { return unread("records", a.showLine(w, l)) }}
+	return follower.run(ctx, inst.AuditDir(), ends)
 }
 
-// record shows one record.
-func (a *app) record(r *audit.Record) error {
-	if a.json {
-		return json.NewEncoder(a.out).Encode(r)
+// named is the instance that --instance names, whether it is set up or not: its state directory follows from the name.
+func (a *app) named() (instance.Instance, error) {
+	if err := instance.CheckName(a.instance); err != nil {
+		return instance.Instance{}, usage(err)
 	}
-	_, err := fmt.Fprintln(a.out, recordLine(*r))
+	return instance.New(a.instance, 0)
+}
+
+// unfound says why the logs could not be searched.
+func (a *app) unfound(err error) error {
+	if errors.Is(err, context.Canceled) {
+		return err
+	}
+	// Who may not look into the directories finds nothing in them.
+	return errors.Join(needRoot("reading the logs"), &coded{exitUnreachable, err})
+}
+
+// tellStats warns of what was not read.
+func (a *app) tellStats(s auditview.Stats) {
+	if s.Unreadable > 0 {
+		fmt.Fprintf(a.err, "tagout: %d lines of the logs are no records\n", s.Unreadable) // nobody is left to be told
+	}
+	if s.Sealed > 0 {
+		fmt.Fprintf(a.err, "tagout: %s of the logs left out: name who can read them with --identity\n", count(s.Sealed, "encrypted piece")) // as above
+	}
+}
+
+// filter returns which records are shown.
+func (f timelineFlags) filter(now time.Time) (func(*auditview.Line) bool, error) {
+	topics, err := auditview.ParseTopics(f.only)
+	if err != nil {
+		return nil, err
+	}
+	since, err := parseMoment(f.since, now)
+	if err != nil {
+		return nil, err
+	}
+	return func(l *auditview.Line) bool {
+		return (len(topics) == 0 || topics[auditview.Topic(l.Event)] || l.Event == audit.EventGap) && (since.IsZero() || !l.Time.Before(since))
+	}, nil
+}
+
+// parseMoment reads a time, a day, or how long ago it was; zero for nothing.
+func parseMoment(s string, now time.Time) (time.Time, error) {
+	if s == "" {
+		return time.Time{}, nil
+	}
+	if d, err := time.ParseDuration(s); err == nil && d >= 0 {
+		return now.Add(-d), nil
+	}
+	for _, form := range []string{time.RFC3339Nano, "2006-01-02T15:04:05", "2006-01-02 15:04:05", "2006-01-02 15:04", time.DateOnly} {
+		if t, err := time.Parse(form, s); err == nil {
+			return t, nil
+		}
+	}
+	return time.Time{}, fmt.Errorf("%q is no time: write 2026-11-30T09:00:00Z, 2026-11-30 (UTC), or 15m for a quarter of an hour ago", s)
+}
+
+// lineWriter shows colours on a terminal only, and nowhere where NO_COLOR is set.
+func (a *app) lineWriter(kids bool) *auditview.Writer {
+	f, ok := a.out.(*os.File)
+	return &auditview.Writer{Colour: ok && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" && term.IsTerminal(int(f.Fd())), Kids: kids}
+}
+
+// showLine shows one record: as it stands in the log with --json.
+func (a *app) showLine(w *auditview.Writer, l *auditview.Line) error {
+	if a.json {
+		_, err := a.out.Write(append(l.Raw[:len(l.Raw):len(l.Raw)], '\n'))
+		return err
+	}
+	_, err := fmt.Fprintln(a.out, w.Line(l))
 	return err
 }
 
-func isGone(r *audit.Record) bool {
-	return r.Event == audit.EventKidDestroyed && r.Outcome == audit.OutcomeOK
+// writePage writes the story's page, whole or not at all.
+func (a *app) writePage(file string, story *auditview.Story) error {
+	err := a.writeWhole(file, func(f *os.File) error { return story.HTML(f) })
+	if err == nil && !a.json {
+		fmt.Fprintf(a.err, "%s in %s\n", count(len(story.Lines), "record"), file) // nobody is left to be told
+	}
+	return err
 }
 
-// followEvery is how often the logs are looked at.
-const followEvery = 200 * time.Millisecond
-
-// followRecords shows the records of a kid or session that come, but those that are shown already, until it is gone or
-// ctx ends.
-func (a *app) followRecords(ctx context.Context, dir string, from map[string]logtail.Mark, who string, shown map[string]bool) error {
-	tail := logtail.New(dir, from, fmt.Appendf(nil, "%q", who))
-	look := time.NewTicker(followEvery)
-	defer look.Stop()
-	for gone := false; !gone; {
-		var failed error
-		tail.Poll(ctx, logtail.Handler{Line: func(line []byte, _ string, _ int64) { // a log that cannot be read is tried again
-			var r audit.Record
-			if failed != nil || json.Unmarshal(line, &r) != nil || r.Kid != who && r.Session != who || shown[r.ID] {
-				return
-			}
-			failed = a.record(&r)
-			gone = gone || isGone(&r)
-		}})
-		if failed != nil {
-			return unread("records", failed)
-		}
-		if !gone {
-			select {
-			case <-look.C:
-			case <-ctx.Done():
-				return &coded{code: exitInterrupted} // as it is meant to end
-			}
-		}
+// writeWhole makes or replaces a file of the operator's, whole or not at all; nobody else can read it.
+func (a *app) writeWhole(file string, write func(*os.File) error) error {
+	tmp, err := os.CreateTemp(filepath.Dir(file), ".new-"+filepath.Base(file)+"-*") // mode 0600
+	if err != nil {
+		return fmt.Errorf("writing %s: %w", file, err)
+	}
+	defer os.Remove(tmp.Name()) // gone after the rename
+	err = errors.Join(write(tmp), tmp.Sync())
+	if err = errors.Join(err, tmp.Close()); err == nil {
+		err = os.Rename(tmp.Name(), file)
+	}
+	if err != nil {
+		return fmt.Errorf("writing %s: %w", file, err)
 	}
 	return nil
 }
 
-// recordLine is one record for people.
-func recordLine(r audit.Record) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s %-11s %-18s", r.Time.Format("15:04:05.000"), r.Daemon, r.Event)
-	if r.Outcome != "" {
-		b.WriteString(" " + r.Outcome)
-	}
-	if r.Reason != 0 {
-		b.WriteString(" " + r.Reason.String())
-	}
-	if d := r.Dst; d != nil {
-		b.WriteString(" -> " + d.Name)
-		if d.Name == "" && d.Addr.IsValid() {
-			b.WriteString(d.Addr.String())
-		}
-		if d.Port != 0 {
-			fmt.Fprintf(&b, ":%d", d.Port)
-		}
-		if d.Proto != "" {
-			b.WriteString("/" + d.Proto)
-		}
-	}
-	if p := r.Process; p != nil {
-		fmt.Fprintf(&b, " by %s[%d]", p.Comm, p.PID)
-	}
-	if by := r.Bytes; by != nil {
-		fmt.Fprintf(&b, " up %d down %d", by.Up, by.Down)
-	}
-	if r.Count > 1 {
-		fmt.Fprintf(&b, " x%d", r.Count)
-	}
-	if r.Actor != "" {
-		b.WriteString(" (" + r.Actor + ")")
-	}
-	for _, k := range slices.Sorted(maps.Keys(r.Fields)) {
-		b.WriteString(" " + k + "=" + r.Fields[k])
-	}
-	if r.Detail != "" {
-		b.WriteString(" " + r.Detail)
-	}
-	return oneLine(b.String()) // names, programs and arguments are the kid's own words
+func isGone(r *audit.Record) bool {
+	return r.Event == audit.EventKidDestroyed && r.Outcome == audit.OutcomeOK
 }

@@ -1,0 +1,202 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"tagout/internal/audit"
+	"tagout/internal/auditview"
+	"tagout/internal/instance"
+	"tagout/internal/testroot"
+)
+
+// keepLogs writes records into the logs of an instance that was never set up, as its daemons would have.
+func keepLogs(t *testing.T, name string, byDaemon map[string][]audit.Record) instance.Instance {
+	t.Helper()
+	testroot.Require(t)
+	inst, err := instance.New(name, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(inst.StateDir()); err != nil {
+			t.Error(err)
+		}
+	})
+	for daemon, records := range byDaemon {
+		file := inst.AuditFile(daemon)
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		log, err := audit.Open(file, name, daemon)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range records {
+			log.Log(r)
+		}
+		if err := log.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return inst
+}
+
+func stopRecord(event, kid string) audit.Record {
+	return audit.Record{Event: event, Kid: kid, Actor: "Ada", Outcome: audit.OutcomeOK, Fields: map[string]string{"stop": "01STOP"}}
+}
+
+func incident(t *testing.T, name string) instance.Instance {
+	return keepLogs(t, name, map[string][]audit.Record{
+		instance.Sandboxd: {
+			{Event: audit.EventKidSpawned, Kid: "k", Session: "01SESSION", Card: "c", Outcome: audit.OutcomeOK},
+			{Event: audit.EventToolCalled, Kid: "k", Session: "01SESSION", Actor: "claude", Fields: map[string]string{"tool": "exec", "arguments": "curl \x1b[31mevil"}},
+			{Event: audit.EventConnectDenied, Kid: "k", Session: "01SESSION", Outcome: audit.OutcomeDeny, Dst: &audit.Dst{Name: "evil.test", Port: 443}},
+			{Event: audit.EventKidSpawned, Kid: "other", Session: "01OTHER"},
+		},
+		instance.Killswitchd: {stopRecord(audit.EventStopReceived, ""), stopRecord(audit.EventStopProgress, "k"), stopRecord(audit.EventStopCompleted, "")},
+	})
+}
+
+func TestTimelineOfAKidASessionAndAStop(t *testing.T) {
+	incident(t, "tclitl")
+	var first string
+	for _, who := range []string{"k", "01SESSION", "01STOP"} {
+		code, out, errOut := tagout("--instance", "tclitl", "timeline", who)
+		if code != 0 || errOut != "" || strings.Count(out, "\n") != 7 || strings.ContainsAny(out, "\x1b") || strings.Contains(out, "01OTHER") {
+			t.Errorf("%s: %d\n%s%s", who, code, out, errOut)
+		}
+		if first == "" {
+			first = out
+		}
+		if out != first {
+			t.Errorf("%s is told differently:\n%s\n%s", who, out, first)
+		}
+	}
+	code, out, _ := tagout("--instance", "tclitl", "timeline", "k", "--only", "network,tools", "--json")
+	if lines := strings.Split(strings.TrimSpace(out), "\n"); code != 0 || len(lines) != 2 {
+		t.Fatalf("%d %s", code, out)
+	}
+	var r audit.Record
+	if err := json.Unmarshal([]byte(out[:strings.IndexByte(out, '\n')]), &r); err != nil || r.Event != audit.EventToolCalled {
+		t.Errorf("%v %+v", err, r)
+	}
+	for _, bad := range [][]string{{"nobody"}, {"k", "--only", "pizza"}, {"k", "--since", "yesterday"}, {"k", "-f", "--html", "x"}} {
+		if code, out, errOut := tagout(append([]string{"--instance", "tclitl", "timeline"}, bad...)...); code != 2 || out != "" || strings.Count(errOut, "\n") != 1 {
+			t.Errorf("%q: %d %s%s", bad, code, out, errOut)
+		}
+	}
+	if code, out, _ := tagout("--instance", "tclitl", "timeline", "k", "--since", "2999-01-01"); code != 0 || out != "" {
+		t.Errorf("%d %s", code, out)
+	}
+	file := filepath.Join(t.TempDir(), "page.html")
+	if code, _, errOut := tagout("--instance", "tclitl", "timeline", "k", "--html", file); code != 0 || errOut != "6 records in "+file+"\n" {
+		t.Errorf("%d %s", code, errOut)
+	}
+	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v %v", info, err)
+	}
+}
+
+// While it is followed, a stop of the kid becomes part of its story, and it ends with the kid.
+func TestTimelineFollowsUntilTheKidIsGone(t *testing.T) {
+	inst := keepLogs(t, "tclifl", map[string][]audit.Record{instance.Sandboxd: {{Event: audit.EventKidSpawned, Kid: "k", Session: "S"}}})
+	pr, pw, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pr.Close()
+	ended := make(chan int, 1)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	go func() {
+		ended <- run(ctx, []string{"--instance", "tclifl", "timeline", "S", "-f"}, strings.NewReader(""), pw, os.Stderr)
+		pw.Close()
+	}()
+	lines := make(chan string, 16)
+	go func() {
+		defer close(lines)
+		buf := make([]byte, 4096)
+		for {
+			n, err := pr.Read(buf)
+			if err != nil {
+				return
+			}
+			lines <- string(buf[:n])
+		}
+	}()
+	seen := <-lines // the day and the spawn
+	add := func(daemon string, records ...audit.Record) {
+		if err := os.MkdirAll(filepath.Dir(inst.AuditFile(daemon)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		log, err := audit.Open(inst.AuditFile(daemon), "tclifl", daemon)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range records {
+			log.Log(r)
+		}
+		if err := log.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	add(instance.Killswitchd, stopRecord(audit.EventStopReceived, ""), stopRecord(audit.EventStopProgress, "k"), stopRecord(audit.EventStopCompleted, ""))
+	for !strings.Contains(seen, "stop.completed") {
+		more, ok := <-lines
+		if !ok {
+			t.Fatalf("it ended: %s", seen)
+		}
+		seen += more
+	}
+	add(instance.Sandboxd, audit.Record{Event: audit.EventKidDestroyed, Kid: "k", Session: "S", Outcome: audit.OutcomeOK})
+	if code := <-ended; code != 0 {
+		t.Errorf("it ended with %d", code)
+	}
+	for more := range lines {
+		seen += more
+	}
+	if strings.Count(seen, "\n") != 6 || !strings.Contains(seen, "kid.destroyed") {
+		t.Errorf("%s", seen)
+	}
+}
+
+func TestSearchShowsTheNewestAndSaysWhatItLeftOut(t *testing.T) {
+	incident(t, "tclise")
+	code, out, errOut := tagout("--instance", "tclise", "audit", "search", "--event", "kid.*")
+	if code != 0 || errOut != "" || strings.Count(out, "kid.spawned") != 2 {
+		t.Errorf("%d %s%s", code, out, errOut)
+	}
+	code, out, errOut = tagout("--instance", "tclise", "audit", "search", "--limit", "1", "--json", "EVIL")
+	if code != 0 || strings.Count(out, "\n") != 1 || !strings.Contains(out, audit.EventConnectDenied) || !strings.Contains(errOut, "1 more record not shown") {
+		t.Errorf("%d %s%s", code, out, errOut)
+	}
+	if code, out, _ := tagout("--instance", "tclise", "audit", "search", "--host", "nowhere.test"); code != 0 || out != "" {
+		t.Errorf("%d %s", code, out)
+	}
+	if code, _, _ := tagout("--instance", "tclise", "audit", "search", "--limit", "-1"); code != 2 {
+		t.Errorf("a negative limit: %d", code)
+	}
+}
+
+func TestColoursAreForTerminals(t *testing.T) {
+	a := &app{out: os.Stdout}
+	if f, err := os.Open(os.DevNull); err != nil {
+		t.Fatal(err)
+	} else {
+		defer f.Close()
+		a.out = f
+	}
+	if a.lineWriter(false).Colour {
+		t.Error("a file gets colours")
+	}
+	l, _ := auditview.Decode([]byte(`{"event":"a.b","outcome":"deny"}`)) // a record
+	if text := (&auditview.Writer{Colour: true}).Line(&l); !strings.Contains(text, "\x1b[") {
+		t.Errorf("a terminal gets no colours: %q", text)
+	}
+}
