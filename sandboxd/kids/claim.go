@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/oklog/ulid/v2"
@@ -13,6 +14,7 @@ import (
 	"tagout/internal/instance"
 	"tagout/internal/reason"
 	"tagout/internal/session"
+	"tagout/internal/wire"
 	"tagout/sandboxd/lifecycle"
 )
 
@@ -20,11 +22,11 @@ import (
 const nameAttempts = 20
 
 // claim takes the name, an index and a mark, and makes the kid's directory. From here on the name is taken;
-// of two claims for one name, one wins.
-func (m *Manager) claim(r Request) (*kid, error) {
+// of two claims for one name, one wins. A made-up name is none of those on which tags hang.
+func (m *Manager) claim(r Request, tags []wire.Tag) (*kid, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	name, err := m.freeName(r.Name)
+	name, err := m.freeName(r.Name, tags)
 	if err != nil {
 		return nil, err
 	}
@@ -65,7 +67,7 @@ func (m *Manager) claim(r Request) (*kid, error) {
 }
 
 // freeName checks a wanted name or makes one up. Call it with mu held.
-func (m *Manager) freeName(wanted string) (string, error) {
+func (m *Manager) freeName(wanted string, tags []wire.Tag) (string, error) {
 	if wanted != "" {
 		if k := m.kids[wanted]; k != nil {
 			return "", refuse(Conflict, reason.OK, "the name %s is taken by a kid that is %s: choose another name, or destroy that kid first", wanted, k.state.Now())
@@ -74,7 +76,7 @@ func (m *Manager) freeName(wanted string) (string, error) {
 	}
 	for attempt := range nameAttempts {
 		name := makeUpName(attempt)
-		if m.kids[name] != nil {
+		if m.kids[name] != nil || slices.ContainsFunc(tags, func(t wire.Tag) bool { return t.Released.IsZero() && t.Scope.Kid == name }) {
 			continue
 		}
 		if _, err := os.Lstat(m.dir(name)); errors.Is(err, fs.ErrNotExist) {

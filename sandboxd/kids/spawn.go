@@ -80,8 +80,12 @@ func (m *Manager) Spawn(ctx context.Context, r Request) (wire.Kid, error) {
 	if err != nil {
 		return m.refused(r, "", began, err)
 	}
+	var tags []wire.Tag
+	if r.Name == "" {
+		tags = m.tags(ctx) // where nobody answers, the last question below refuses the kid
+	}
 	cleared := time.Since(began)
-	k, err := m.claim(r)
+	k, err := m.claim(r, tags)
 	if err != nil {
 		return m.refused(r, "", began, err)
 	}
