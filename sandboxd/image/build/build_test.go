@@ -166,6 +166,7 @@ func TestTold(t *testing.T) {
 		"E: The repository 'http://x s InRelease' is not signed.":                     store.ErrForged,
 		"dpkg: error: cannot copy: failed to write (No space left on device)":         unix.ENOSPC,
 		"E: You don't have enough free space in /build/root/var/cache/apt/archives/.": unix.ENOSPC,
+		"tar: ./usr/share/large: Wrote only 6144 of 10240 bytes":                      unix.ENOSPC,
 		"E: Unable to locate package nosuch":                                          nil,
 	} {
 		err := told(fmt.Errorf("x: %w", &failure{1, text}))

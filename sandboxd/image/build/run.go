@@ -99,11 +99,16 @@ func told(err error) error {
 			return fmt.Errorf("%w: %w", store.ErrForged, err)
 		}
 	}
-	if strings.Contains(f.text, "No space left on device") || strings.Contains(f.text, "don't have enough free space") {
-		return fmt.Errorf("%w: give the build more --space: %w", unix.ENOSPC, err)
+	for _, words := range noSpace {
+		if strings.Contains(f.text, words) {
+			return fmt.Errorf("%w: give the build more --space: %w", unix.ENOSPC, err)
+		}
 	}
 	return err
 }
+
+// noSpace is what apt-get, dpkg and tar say where a disk is full: the last tells of a write that fitted in part.
+var noSpace = []string{"No space left on device", "don't have enough free space", "Wrote only "}
 
 const (
 	maxLine = 200
