@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"encoding/json"
 	"math/rand/v2"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"tagout/internal/testpty"
@@ -58,6 +60,23 @@ func TestTalk(t *testing.T) {
 	s.Type("exit 9\r")
 	if code := s.End(); code != 9 {
 		t.Errorf("the shell ended with %d", code)
+	}
+	file := filepath.Join(t.TempDir(), "card.yaml")
+	if err := os.WriteFile(file, []byte(bareCard), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if r = box.TagoutIn(bytes.NewReader(want), "run", "-i", file, "--", "sh", "-c", "cat; exit 6"); r.Code != 6 || r.Stdout != string(want) {
+		t.Errorf("run -i: code %d, %d bytes of output, %s", r.Code, len(r.Stdout), r.Stderr)
+	}
+	s = typing("run", "-t", file, "--", "sh")
+	s.WaitRaw()
+	s.Type("stty size; exit 8\r")
+	s.Wait("31 101")
+	if code := s.End(); code != 8 {
+		t.Errorf("run -t: %d", code)
+	}
+	if left := box.Must("list"); strings.Count(left, "\n") != 2 {
+		t.Errorf("after both runs there are:\n%s", left)
 	}
 	s = typing("exec", kid, "-t", "--", "sh")
 	s.WaitRaw()

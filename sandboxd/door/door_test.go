@@ -2,18 +2,12 @@ package door
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
-	"math/big"
 	"net"
 	"net/http"
 	"net/netip"
@@ -27,6 +21,7 @@ import (
 	"tagout/internal/apikey"
 	"tagout/internal/audit"
 	"tagout/internal/reason"
+	"tagout/internal/testcert"
 	"tagout/sandboxd/api"
 )
 
@@ -233,9 +228,9 @@ func TestSlowAndLargeRequestsEnd(t *testing.T) {
 // TestCertificates: who has one of the right authority and name is let in, with its roles; the plain way is shut.
 func TestCertificates(t *testing.T) {
 	dir := t.TempDir()
-	ca, other := newCA(t), newCA(t)
-	ca.write(t, dir, "server", "127.0.0.1", x509.ExtKeyUsageServerAuth)
-	if err := os.WriteFile(filepath.Join(dir, "ca.pem"), ca.pem(), 0o600); err != nil {
+	ca, other := testcert.New(t), testcert.New(t)
+	ca.Write(t, dir, "server", "127.0.0.1", x509.ExtKeyUsageServerAuth)
+	if err := os.WriteFile(filepath.Join(dir, "ca.pem"), ca.PEM(), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	rec := &records{}
@@ -244,7 +239,7 @@ func TestCertificates(t *testing.T) {
 		Clients: []Client{{Name: "ci.test", Roles: []apikey.Role{apikey.RoleSpawn}}},
 	}, rec)
 	for name, c := range map[string]struct {
-		ca   *authority
+		ca   *testcert.Authority
 		name string
 		use  x509.ExtKeyUsage
 		code int
@@ -256,9 +251,9 @@ func TestCertificates(t *testing.T) {
 		"no certificate": {nil, "", 0, 401},
 	} {
 		security := &tls.Config{RootCAs: x509.NewCertPool()}
-		security.RootCAs.AppendCertsFromPEM(ca.pem())
+		security.RootCAs.AppendCertsFromPEM(ca.PEM())
 		if c.ca != nil {
-			c.ca.write(t, dir, "client", c.name, c.use)
+			c.ca.Write(t, dir, "client", c.name, c.use)
 			pair, err := tls.LoadX509KeyPair(filepath.Join(dir, "client.pem"), filepath.Join(dir, "client.key"))
 			if err != nil {
 				t.Fatal(err)
@@ -284,62 +279,5 @@ func TestCertificates(t *testing.T) {
 func TestNothingIsServedPlainlyToOthers(t *testing.T) {
 	if _, err := Open(t.Context(), Config{Listen: netip.MustParseAddrPort("192.0.2.1:1")}); err == nil || !strings.Contains(err.Error(), "loopback") {
 		t.Errorf("%v", err)
-	}
-}
-
-type authority struct {
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-}
-
-func newCA(t *testing.T) *authority {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "ca"}, NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
-	raw, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cert, err := x509.ParseCertificate(raw)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &authority{cert, key}
-}
-
-func (a *authority) pem() []byte {
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw})
-}
-
-// write makes a certificate for name, as file.pem and file.key in dir.
-func (a *authority) write(t *testing.T, dir, file, name string, use x509.ExtKeyUsage) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	tmpl := &x509.Certificate{SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "ci.test"}, NotAfter: time.Now().Add(time.Hour), ExtKeyUsage: []x509.ExtKeyUsage{use}}
-	if ip := net.ParseIP(name); ip != nil {
-		tmpl.IPAddresses = []net.IP{ip}
-	} else {
-		tmpl.DNSNames = []string{name}
-	}
-	raw, err := x509.CreateCertificate(rand.Reader, tmpl, a.cert, &key.PublicKey, a.key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	private, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = errors.Join(
-		os.WriteFile(filepath.Join(dir, file+".pem"), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: raw}), 0o600),
-		os.WriteFile(filepath.Join(dir, file+".key"), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}), 0o600),
-	)
-	if err != nil {
-		t.Fatal(err)
 	}
 }
