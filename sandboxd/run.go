@@ -27,6 +27,7 @@ import (
 	"tagout/sandboxd/api"
 	"tagout/sandboxd/door"
 	"tagout/sandboxd/events"
+	"tagout/sandboxd/execlog"
 	"tagout/sandboxd/filewatch"
 	"tagout/sandboxd/guard"
 	"tagout/sandboxd/image"
@@ -54,6 +55,7 @@ type Metrics interface {
 	guard.Metrics
 	Denied(code reason.Code, n uint64)
 	DenialsLost(n uint64)
+	execlog.Metrics
 	alert.Metrics
 }
 
@@ -73,6 +75,7 @@ type Config struct {
 	Registries  func(private bool) (*http.Transport, error) // reaches those from which images are pulled; also at private addresses
 	Kernel      Kernel
 	Denials     events.Source
+	Starts      execlog.Source
 	Audit       Recorder
 	Metrics     Metrics
 	Log         *slog.Logger
@@ -119,7 +122,8 @@ func Run(ctx context.Context, cfg Config, serve Serve) error {
 		return fmt.Errorf("starting sandboxd: %w", err)
 	}
 	reader := newReader(cfg, manager)
-	cfg.Kernel.BeforeForgetting(reader.Forget)
+	programs := execlog.New(execlog.Config{Source: cfg.Starts, Sessions: manager, Audit: cfg.Audit, Metrics: cfg.Metrics, Log: cfg.Log})
+	cfg.Kernel.BeforeForgetting(func(mark uint32) { reader.Forget(mark); programs.Forget(mark) })
 	if err := manager.Recover(ctx); err != nil {
 		cfg.Log.Error("taking over from a predecessor; what is left stays denied and is tried again", "error", err)
 	}
@@ -134,6 +138,7 @@ func Run(ctx context.Context, cfg Config, serve Serve) error {
 	wg.Go(func() { newGuard(cfg, manager).Run(ctx) })
 	wg.Go(func() { health.note(cfg.Trial(ctx)) })
 	wg.Go(func() { health.note(reader.Run(ctx)) })
+	wg.Go(func() { health.note(programs.Run(ctx)) })
 	wg.Go(func() { health.note(sockets.Run(ctx)) })
 	wg.Go(func() { health.note(follower.Run(ctx)) })
 	keys, err := once.Open(once.Config{Dir: cfg.Inst.KeyDir(), Wait: keyWait})

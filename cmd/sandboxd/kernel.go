@@ -13,6 +13,7 @@ import (
 	"tagout/internal/bootclock"
 	"tagout/internal/config"
 	"tagout/sandboxd/events"
+	"tagout/sandboxd/execlog"
 	"tagout/sandboxd/kids"
 )
 
@@ -131,4 +132,38 @@ func family(n uint8) string {
 		return "ipv6"
 	}
 	return fmt.Sprintf("af-%d", n)
+}
+
+// starts lets package execlog read which programs the kids start.
+type starts struct{ maps *bpf.Maps }
+
+func (s starts) Drain(ctx context.Context) error { return s.maps.DrainExecs(ctx) }
+
+func (s starts) Told(mark uint32, n uint64) error { return s.maps.ToldExecs(mark, n) }
+
+func (s starts) Forget(mark uint32) error { return s.maps.ForgetExecs(mark) }
+
+func (s starts) Seen() error { return s.maps.SeesExecs() }
+
+func (s starts) CountOf(mark uint32) (execlog.Count, error) {
+	c, err := s.maps.ExecCount(mark)
+	return execlog.Count(c), err
+}
+
+func (s starts) Counts() (map[uint32]execlog.Count, error) {
+	counts, err := s.maps.ExecCounts()
+	out := make(map[uint32]execlog.Count, len(counts))
+	for mark, c := range counts {
+		out[mark] = execlog.Count(c)
+	}
+	return out, err
+}
+
+func (s starts) Starts(ctx context.Context, fn func(execlog.Start)) error {
+	return s.maps.Execs(ctx, func(e bpf.Exec) {
+		fn(execlog.Start{
+			Boot: e.Boot, Mark: e.Mark, PID: e.PID, Parent: e.Parent, UID: e.UID, Comm: e.Comm, File: e.File, Inode: e.Inode,
+			Path: e.Path, Args: e.Args, ArgsLength: e.ArgsLength, Cut: e.Cut,
+		})
+	})
 }

@@ -72,6 +72,6 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 			return oci.NewTransport(d.Box.Resolvers[0], d.Box.UpstreamCAs, private)
 		},
 		Budget: kids.Budget{Box: d.Box.KidLimits.Kids, Owner: d.Box.KidLimits.KidsPerOwner},
-		Kernel: &kernel{maps: maps, lease: terms.Kernel, opens: connectRate(d.Box.KidLimits)}, Denials: denials{maps}, Audit: d.Audit, Metrics: metrics.NewSandboxd(d.Metrics), Log: d.Log,
+		Kernel: &kernel{maps: maps, lease: terms.Kernel, opens: connectRate(d.Box.KidLimits)}, Denials: denials{maps}, Starts: starts{maps}, Audit: d.Audit, Metrics: metrics.NewSandboxd(d.Metrics), Log: d.Log,
 	}, d.Serve)
 }

@@ -88,7 +88,8 @@ func newLogger(f file, size int64, instance, daemon string) *Logger {
 }
 
 // Log queues r. It never waits for the disk: when the queue is full the record is counted as lost, and a
-// gap record carries the count. After Close records are dropped.
+// gap record carries the count. After Close records are dropped. A record that has a Boot keeps it: the kernel said when
+// it happened.
 func (l *Logger) Log(r Record) {
 	l.redact.record(&r)
 	r.Version, r.Instance, r.Daemon, r.BootID = Version, l.instance, l.daemon, l.bootID
@@ -97,8 +98,12 @@ func (l *Logger) Log(r Record) {
 	if l.closed.Load() {
 		return
 	}
-	r.Time, r.Boot = time.Now().UTC(), bootclock.Now()
-	r.ID = l.newID(r.Time)
+	now, boot := time.Now().UTC(), bootclock.Now()
+	if r.Boot <= 0 || r.Boot > boot {
+		r.Boot = boot
+	}
+	r.Time = now.Add(r.Boot - boot)
+	r.ID = l.newID(now)
 	select {
 	case l.queue <- r:
 	default:

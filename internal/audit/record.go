@@ -25,7 +25,13 @@ const (
 	EventKidRefused     = "kid.refused"
 	EventKidPaused      = "kid.paused"
 	EventKidResumed     = "kid.resumed"
-	EventKidOOM         = "kid.oom" // it ran out of memory
+	EventKidOOM         = "kid.oom"         // it ran out of memory
+	EventProcessStarted = "process.started" // a program, by anything in a kid
+	EventProcessCounts  = "process.counted" // how many there were, when the session has ended
+	EventFileCreated    = "file.created"    // these four by anything in a kid, in a place where it may write
+	EventFileChanged    = "file.changed"
+	EventFileRenamed    = "file.renamed"
+	EventFileDeleted    = "file.deleted"
 	EventLessonKept     = "lesson.kept"
 	EventExecStarted    = "exec.started"
 	EventExecEnded      = "exec.ended"
@@ -129,9 +135,10 @@ type Record struct {
 
 // Process is who did it, as the kernel saw it.
 type Process struct {
-	PID  int    `json:"pid"` // in the host's pid namespace
-	Comm string `json:"comm,omitempty"`
-	Exe  string `json:"exe,omitempty"`
+	PID    int    `json:"pid"`              // in the host's pid namespace
+	Parent int    `json:"parent,omitempty"` // the pid of its parent, there too
+	Comm   string `json:"comm,omitempty"`
+	Exe    string `json:"exe,omitempty"`
 }
 
 // Dst is where a connection, datagram or lookup was going.

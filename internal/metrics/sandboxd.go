@@ -17,6 +17,7 @@ type Sandboxd struct {
 	alerts, alertErr, alertDrop *prometheus.CounterVec
 	alertWait                   *prometheus.GaugeVec
 	gaps                        *prometheus.CounterVec
+	recorded, folded            *prometheus.CounterVec
 	kids                        prometheus.Gauge
 	leases                      *prometheus.CounterVec
 	silent                      prometheus.Gauge
@@ -56,6 +57,10 @@ func NewSandboxd(r *Registry) *Sandboxd {
 			Name: "tagout_sandboxd_alert_queue", Help: "Alerts that wait for a receiver, the one being sent among them."}, []string{"sink"}),
 		gaps: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "tagout_sandboxd_audit_gaps_total", Help: "Records that are missing from a daemon's audit log; a gap record tells of them."}, []string{"log"}),
+		recorded: f.NewCounterVec(prometheus.CounterOpts{
+			Name: "tagout_sandboxd_recorded_events_total", Help: "Programs that kids started and files that they created, changed, renamed or deleted; each is in a record."}, []string{"kind"}),
+		folded: f.NewCounterVec(prometheus.CounterOpts{
+			Name: "tagout_sandboxd_folded_events_total", Help: "Those among the recorded events that have no record of their own: a kid did more than is recorded one by one, and they stand in a record's count."}, []string{"kind"}),
 		leases: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "tagout_sandboxd_lease_renewals_total", Help: "Attempts to renew the kids' lease; outcome fail: something is not well, or killswitchd did not take it."}, []string{"outcome"}),
 		silent: f.NewGauge(prometheus.GaugeOpts{
@@ -115,6 +120,12 @@ func (s *Sandboxd) AlertsDropped(sink string, n uint64) {
 // AlertsWaiting sets how many alerts wait for a receiver.
 func (s *Sandboxd) AlertsWaiting(sink string, alerts int) {
 	s.alertWait.WithLabelValues(sink).Set(float64(alerts))
+}
+
+// Recorded adds n events of a kind, of which folded have no record of their own.
+func (s *Sandboxd) Recorded(kind string, n, folded uint64) {
+	s.recorded.WithLabelValues(kind).Add(float64(n))
+	s.folded.WithLabelValues(kind).Add(float64(folded))
 }
 
 // AuditGap adds records that are missing from a daemon's audit log.
