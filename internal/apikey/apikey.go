@@ -145,7 +145,7 @@ func change(path string, fn func([]Key) ([]Key, error)) error {
 	}
 	raw, err := json.MarshalIndent(file{Version: version, Keys: keys}, "", "  ")
 	if err == nil {
-		err = atomicfile.Write(path, append(raw, '\n'), 0o600, -1, -1)
+		err = errors.Join(atomicfile.Sweep(path), atomicfile.Write(path, append(raw, '\n'), 0o600, -1, -1))
 	}
 	if err != nil {
 		return fmt.Errorf("changing the API keys: %w", err)

@@ -39,8 +39,15 @@ func TestAKeyLivesFromAddToRemove(t *testing.T) {
 	if _, err := Add(path, "ci", []Role{RoleRead}, time.Time{}); !errors.Is(err, ErrTaken) {
 		t.Errorf("twice: %v", err)
 	}
+	killed := filepath.Join(filepath.Dir(path), ".new-keys.json-1") // what a killed Add leaves
+	if err := os.WriteFile(killed, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	if found, err := Remove(path, "ci"); !found || err != nil {
 		t.Errorf("remove: %v %v", found, err)
+	}
+	if _, err := os.Stat(killed); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("an unfinished file is left: %v", err)
 	}
 	if _, ok, _ := book.Find(secret, now); ok {
 		t.Error("a removed key still counts")
