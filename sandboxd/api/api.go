@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"net/http"
 	"reflect"
+	"strings"
 	"sync/atomic"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -132,9 +133,25 @@ func New(cfg Config) *API {
 	s.logRoutes()
 	s.documentRoute()
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		control.Refuse(w, http.StatusNotFound, reason.Malformed, "there is no route "+r.Method+" "+r.URL.Path+": GET /v1/openapi.json lists those that there are")
+		status := http.StatusNotFound
+		if others := methodsOf(mux, r); len(others) > 0 {
+			status = http.StatusMethodNotAllowed
+			w.Header().Set("Allow", strings.Join(others, ", ")) // RFC 9110, 15.5.6
+		}
+		control.Refuse(w, status, reason.Malformed, "there is no route "+r.Method+" "+r.URL.Path+": GET /v1/openapi.json lists those that there are")
 	})
 	return &API{Handler: mux, doc: s.api.OpenAPI()}
+}
+
+// methodsOf returns the methods in which there is a route for r's path.
+func methodsOf(mux *http.ServeMux, r *http.Request) (methods []string) {
+	for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodDelete} {
+		other := &http.Request{Method: method, URL: r.URL, Host: r.Host}
+		if _, pattern := mux.Handler(other); pattern != "/" {
+			methods = append(methods, method)
+		}
+	}
+	return methods
 }
 
 // Register serves the routes on mux for root, who comes over the unix socket.

@@ -144,6 +144,18 @@ func TestSpawnStatuses(t *testing.T) {
 	}
 }
 
+// TestAnotherMethod: a path that is served says so, whatever the method.
+func TestAnotherMethod(t *testing.T) {
+	client := serve(t, fakeKids{}, nil)
+	for route, want := range map[string]int{"PATCH /v1/kids": 405, "POST /v1/kids/k1": 405, "GET /v1/nosuch": 404} {
+		method, path, _ := strings.Cut(route, " ")
+		err := client.Call(t.Context(), method, path, nil, nil)
+		if control.Status(err) != want || !strings.Contains(err.Error(), "there is no route "+route) {
+			t.Errorf("%s: %d %v, want %d", route, control.Status(err), err, want)
+		}
+	}
+}
+
 func TestBadCardIs422(t *testing.T) {
 	client := serve(t, fakeKids{}, func(wire.SpawnRequest) (kids.Plan, error) { return kids.Plan{}, errors.New("card:3:1: unknown key") })
 	err := client.Call(t.Context(), http.MethodPost, "/v1/kids", wire.SpawnRequest{Purpose: "test", Card: "x"}, nil)
