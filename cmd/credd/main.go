@@ -2,9 +2,14 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"net/http"
+	"os"
+	"strconv"
 	"sync"
 
 	"tagout/internal/bootclock"
@@ -26,6 +31,10 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 	if err != nil {
 		return fmt.Errorf("reading the boot id: %w", err)
 	}
+	key, err := handedKey()
+	if err != nil {
+		return err
+	}
 	kill := control.NewClient(d.Inst.Socket(instance.Killswitchd))
 	svc, err := credential.Open(credential.Config{
 		Dir:      d.Inst.CreddDir(),
@@ -40,11 +49,12 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 		Peers: credential.Peers{
 			Root: 0, Proxy: d.Inst.UID(instance.Proxy), Killswitchd: d.Inst.UID(instance.Killswitchd), Group: d.Inst.GroupID(),
 		},
-		Audit: d.Audit, Metrics: metrics.NewCredd(d.Metrics), Log: d.Log, Boottime: bootclock.Now,
+		Audit: d.Audit, Metrics: metrics.NewCredd(d.Metrics), Log: d.Log, Boottime: bootclock.Now, Unlock: key,
 	})
 	if err != nil {
 		return err
 	}
+	d.Warning = svc.Warning
 	mux := http.NewServeMux()
 	svc.Routes(mux)
 	// The service ends after the socket: what a last request revoked still gets into the ledger.
@@ -55,4 +65,33 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 	stop()
 	wg.Wait()
 	return err
+}
+
+// maxKey bounds what opens the vault's identity, in bytes.
+const maxKey = 4 << 10
+
+// handedKey returns what the supervisor handed over to open the vault's identity, without the line's end; nil where that
+// is nothing. It comes in an open file: neither arguments nor environments are private.
+func handedKey() ([]byte, error) {
+	text := os.Getenv(instance.UnlockEnv)
+	if text == "" {
+		return nil, nil
+	}
+	fd, err := strconv.Atoi(text)
+	if err != nil || fd < 3 {
+		return nil, fmt.Errorf("reading what opens the vault: %s is not the number of an open file", instance.UnlockEnv)
+	}
+	f := os.NewFile(uintptr(fd), "what opens the vault")
+	defer f.Close() // only read
+	raw := make([]byte, maxKey+1)
+	n, err := io.ReadFull(f, raw)
+	switch {
+	case err == nil:
+		clear(raw)
+		return nil, fmt.Errorf("reading what opens the vault: it is longer than %d bytes", maxKey)
+	case !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, io.EOF):
+		clear(raw)
+		return nil, fmt.Errorf("reading what opens the vault: %w", err)
+	}
+	return bytes.TrimRight(raw[:n], "\r\n"), nil
 }

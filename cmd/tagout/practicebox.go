@@ -34,7 +34,7 @@ func (r *runner) start(ctx context.Context, inst instance.Instance) error {
 	ready := make(chan struct{})
 	r.cancel, r.ended = cancel, make(chan error, 1)
 	go func() {
-		r.ended <- r.a.up(run, inst, r.bin, slog.New(slog.DiscardHandler), func() { close(ready) })
+		r.ended <- r.a.up(run, inst, r.bin, "", slog.New(slog.DiscardHandler), func() { close(ready) })
 	}()
 	select {
 	case <-ready:

@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"log/slog"
+	"os"
+	"path/filepath"
 
 	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
@@ -14,7 +16,7 @@ import (
 )
 
 func (a *app) upCommand() *cobra.Command {
-	var bin string
+	var bin, unlock string
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "Run the daemons until this command is ended, starting again whichever dies",
@@ -28,18 +30,35 @@ func (a *app) upCommand() *cobra.Command {
 				return err
 			}
 			log := slog.New(slog.NewTextHandler(a.err, nil))
-			return a.up(cmd.Context(), inst, bin, log, func() {
+			if unlock == "" {
+				unlock = systemdCredential(instance.UnlockCredential)
+			}
+			return a.up(cmd.Context(), inst, bin, unlock, log, func() {
 				a.printf("instance %s is up\n", inst.Name())
 				tellSystemd(log, daemon.SdNotifyReady)
 			})
 		},
 	}
 	cmd.Flags().StringVar(&bin, "bin-dir", "", "directory of the daemons' binaries (default: where tagout itself lies)")
+	cmd.Flags().StringVar(&unlock, "unlock-file", "", "file that holds what opens a sealed vault, read at each start of credd (default: systemd's credential "+instance.UnlockCredential+", where there is one)")
 	return cmd
 }
 
-// up runs the daemons until ctx ends.
-func (a *app) up(ctx context.Context, inst instance.Instance, bin string, log *slog.Logger, ready func()) error {
+// systemdCredential returns the file of a credential that systemd gave this service; empty where there is none.
+func systemdCredential(name string) string {
+	dir := os.Getenv("CREDENTIALS_DIRECTORY")
+	if dir == "" {
+		return ""
+	}
+	path := filepath.Join(dir, name)
+	if _, err := os.Stat(path); err != nil {
+		return ""
+	}
+	return path
+}
+
+// up runs the daemons until ctx ends. unlock is the file of --unlock-file; empty: none.
+func (a *app) up(ctx context.Context, inst instance.Instance, bin, unlock string, log *slog.Logger, ready func()) error {
 	dir, err := binDir(bin)
 	if err != nil {
 		return err
@@ -53,7 +72,7 @@ func (a *app) up(ctx context.Context, inst instance.Instance, bin string, log *s
 		log.Error("going on with the default leases", "error", err)
 	}
 	return supervise.Up(ctx, supervise.Config{
-		Inst: inst, BinDir: dir, Log: log, Cgroups: groups{layout}, Ready: ready, Watchdog: terms.Watchdog,
+		Inst: inst, BinDir: dir, Log: log, Cgroups: groups{layout}, Ready: ready, Watchdog: terms.Watchdog, Unlock: unlock,
 		Alive: func() { tellSystemd(log, daemon.SdNotifyWatchdog) },
 	})
 }

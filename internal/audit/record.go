@@ -63,6 +63,8 @@ const (
 	EventTokenRefused   = "token.refused"  // a name, not a token
 	EventTokenRevoked   = "token.revoked"  // a name, not a token
 	EventVaultChanged   = "vault.changed"
+	EventVaultUnlocked  = "vault.unlocked" // or not, with a wrong key
+	EventVaultSealed    = "vault.sealed"   // its identity, in another way
 	EventStopReceived   = "stop.received"
 	EventStopProgress   = "stop.progress"
 	EventStopCompleted  = "stop.completed"

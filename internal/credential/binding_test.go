@@ -268,7 +268,7 @@ func TestAVaultOfTheFirstVersionIsRead(t *testing.T) {
 	if err := seal(path, id, `{"version":3,"secrets":{}}`); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := openVault(dir, func(string) {}); err == nil {
+	if _, err := openVault(dir, nil, func(string) {}); err == nil {
 		t.Error("a vault of a later version was read")
 	}
 }

@@ -5,7 +5,8 @@
 // is cached anywhere, so a revocation is one write under a lock.
 //
 // What it promises:
-//   - secrets never touch a disk in clear: the vault is one age-encrypted file (vault.go);
+//   - secrets never touch a disk in clear: the vault is one age-encrypted file (vault.go), and while its identity is sealed
+//     and nobody has opened it, everything is denied (seal.go);
 //   - a token resolves only with its own session's mark and only towards the hosts bound in the vault;
 //   - after a revocation is acknowledged no acceptance is delivered any more (tokens.go);
 //   - tokens live in memory only: after a restart every token is unknown, so a crash revokes everything;
@@ -66,6 +67,9 @@ type Config struct {
 	Metrics  Metrics
 	Log      *slog.Logger
 	Boottime func() time.Duration // CLOCK_BOOTTIME, for expiry
+	// Unlock opens an identity that is sealed: the passphrase, or the text of the age identity that it is sealed to. nil:
+	// nothing was handed over. Open wipes it.
+	Unlock []byte
 }
 
 // auditLines bounds how many uses and refusals a session writes one by one in a second; see package tally.
@@ -86,6 +90,7 @@ type Service struct {
 	ledger *ledger
 	tally  *tally.Tally
 	ready  atomic.Bool // killswitchd has answered once
+	onOpen []func() error
 }
 
 // Open reads (or makes) the identity, the vault and the revocation ledger in cfg.Dir. Another process that
@@ -100,7 +105,8 @@ func Open(cfg Config) (*Service, error) {
 		s.deny = append(s.deny, pattern)
 	}
 	var err error
-	if s.vault, err = openVault(cfg.Dir, cfg.Audit.AddSecret); err != nil {
+	defer clear(cfg.Unlock)
+	if s.vault, err = openVault(cfg.Dir, cfg.Unlock, cfg.Audit.AddSecret); err != nil {
 		return nil, err
 	}
 	var revoked revocations
@@ -134,6 +140,9 @@ func (s *Service) Healthy() error {
 	}
 	return s.ledger.healthy()
 }
+
+// Warning says what an operator should know of a credd that serves; nil where that is nothing.
+func (s *Service) Warning() error { return s.vault.shut() }
 
 // awaitTags opens the gate as soon as killswitchd has answered once. Which tags it names does not matter
 // here: no token outlives a restart, and each mint asks again.

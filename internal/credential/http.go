@@ -25,6 +25,9 @@ func (s *Service) Routes(mux *http.ServeMux) {
 	mux.HandleFunc("POST /introspect", s.admitGroup(s.introspect))
 	mux.HandleFunc("PUT /v1/vault/{name}", control.Admit(s.putSecret, p.Root))
 	mux.HandleFunc("POST /v1/vault/{name}/rotate", control.Admit(s.rotateSecret, p.Root))
+	mux.HandleFunc("POST /v1/vault-unlock", control.Admit(s.unlockVault, p.Root))
+	mux.HandleFunc("POST /v1/vault-seal", control.Admit(s.sealVault, p.Root))
+	mux.HandleFunc("GET /v1/vault-state", control.Admit(s.vaultState, p.Root))
 	mux.HandleFunc("GET /v1/vault", control.Admit(s.listSecrets, p.Root))
 	mux.HandleFunc("DELETE /v1/vault/{name}", control.Admit(s.deleteSecret, p.Root))
 }
@@ -69,8 +72,11 @@ func refuse(status int, code reason.Code, format string, args ...any) *refusal {
 
 func (e *refusal) write(w http.ResponseWriter) { control.Refuse(w, e.status, e.code, e.detail) }
 
-// notReady is the refusal of everything until killswitchd has answered once, nil afterwards.
+// notReady is the refusal of everything until the vault is open and killswitchd has answered once, nil afterwards.
 func (s *Service) notReady() *refusal {
+	if err := s.vault.shut(); err != nil {
+		return refuse(http.StatusServiceUnavailable, reason.VaultSealed, "%v", err)
+	}
 	if s.ready.Load() {
 		return nil
 	}

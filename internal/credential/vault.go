@@ -1,11 +1,9 @@
 package credential
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -43,12 +41,16 @@ var errUnknownSecret = errors.New("no such secret")
 // memory, so that a change that was acknowledged survives a crash.
 type vault struct {
 	path      string
-	id        *age.X25519Identity
 	addSecret func(string) // tells the audit log what to redact
 	lock      *os.File     // held while the process lives
 
+	changing sync.Mutex // held while the identity is opened or sealed; taken before mu
+
 	mu      sync.RWMutex
-	secrets map[string]*secret // guarded by mu; the values are owned by the vault
+	disk    *identityFile       // guarded by mu
+	id      *age.X25519Identity // guarded by mu; nil while it is sealed
+	whyShut string              // guarded by mu; while it is sealed: what is wrong with what was to open it
+	secrets map[string]*secret  // guarded by mu; the values are owned by the vault
 }
 
 // secret is one entry as the encrypted file carries it.
@@ -66,7 +68,9 @@ type vaultFile struct {
 	Secrets map[string]*secret `json:"secrets"`
 }
 
-func openVault(dir string, addSecret func(string)) (*vault, error) {
+// openVault reads the vault in dir. key opens an identity that is sealed; where it does not, or is nil, the vault stays
+// shut until unlock.
+func openVault(dir string, key []byte, addSecret func(string)) (*vault, error) {
 	lock, err := lockDir(dir)
 	if err != nil {
 		return nil, err
@@ -74,10 +78,12 @@ func openVault(dir string, addSecret func(string)) (*vault, error) {
 	v := &vault{path: filepath.Join(dir, "vault.age"), addSecret: addSecret, lock: lock, secrets: map[string]*secret{}}
 	err = removeLeftovers(dir)
 	if err == nil {
-		v.id, err = openIdentity(filepath.Join(dir, "identity.age"), v.path)
+		v.disk, err = readIdentity(filepath.Join(dir, "identity.age"), v.path)
 	}
-	if err == nil {
-		err = v.load()
+	if err == nil && (v.disk.how == sealedNot || key != nil) {
+		if err = v.unlock(key); errors.Is(err, errWrongKey) {
+			err = nil // shut, and it says why
+		}
 	}
 	if err != nil {
 		lock.Close() // already failing
@@ -86,58 +92,44 @@ func openVault(dir string, addSecret func(string)) (*vault, error) {
 	return v, nil
 }
 
-func (v *vault) load() error {
-	sealed, err := os.ReadFile(v.path)
+// load reads the secrets.
+func (v *vault) load(id *age.X25519Identity) (map[string]*secret, error) {
+	plain, err := decryptFile(v.path, id)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return map[string]*secret{}, nil
 	}
 	if err != nil {
-		return fmt.Errorf("reading the vault: %w", err)
+		return nil, fmt.Errorf("decrypting the vault %s: %w", v.path, err)
 	}
-	r, err := age.Decrypt(bytes.NewReader(sealed), v.id)
-	if err != nil {
-		return fmt.Errorf("decrypting the vault %s: it is damaged or belongs to another identity: restore both from one backup: %w", v.path, err)
-	}
-	plain, err := io.ReadAll(r)
 	defer clear(plain)
-	if err != nil {
-		return fmt.Errorf("decrypting the vault %s: it is damaged: restore it from a backup: %w", v.path, err)
-	}
 	var f vaultFile
 	// The decoder's message is left out: it may quote a value.
 	if json.Unmarshal(plain, &f) != nil || f.Version < 1 || f.Version > vaultVersion {
-		return fmt.Errorf("reading the vault %s: it is not of version 1 to %d: restore it from a backup, or use the build that wrote it", v.path, vaultVersion)
+		return nil, fmt.Errorf("reading the vault %s: it is not of version 1 to %d: restore it from a backup, or use the build that wrote it", v.path, vaultVersion)
 	}
+	secrets := map[string]*secret{}
 	for name, s := range f.Secrets {
 		if s == nil {
-			return fmt.Errorf("reading the vault %s: secret %s is empty: restore the vault from a backup", v.path, name)
+			return nil, fmt.Errorf("reading the vault %s: secret %s is empty: restore the vault from a backup", v.path, name)
 		}
 		s.Version = max(s.Version, 1)
 		v.addSecret(string(s.Value))
-		v.secrets[name] = s
+		secrets[name] = s
 	}
-	return nil
+	return secrets, nil
 }
 
 // save writes the given secrets. Callers hold mu.
 func (v *vault) save(secrets map[string]*secret) error {
+	if v.id == nil {
+		return errShut
+	}
 	plain, err := json.Marshal(vaultFile{Version: vaultVersion, Secrets: secrets})
 	defer clear(plain)
 	if err != nil {
 		return fmt.Errorf("writing the vault: %w", err)
 	}
-	var sealed bytes.Buffer
-	w, err := age.Encrypt(&sealed, v.id.Recipient())
-	if err == nil {
-		_, err = w.Write(plain)
-	}
-	if err == nil {
-		err = w.Close()
-	}
-	if err == nil {
-		err = writeFile(v.path, sealed.Bytes())
-	}
-	if err != nil {
+	if err := encryptFile(v.path, plain, v.id.Recipient()); err != nil {
 		return fmt.Errorf("writing the vault: nothing was changed: %w", err)
 	}
 	return nil
@@ -169,6 +161,9 @@ func (v *vault) rotate(name, value string) (wire.VaultInfo, error) {
 	v.addSecret(value)
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	if v.id == nil {
+		return wire.VaultInfo{}, errShut
+	}
 	old := v.secrets[name]
 	if old == nil {
 		return wire.VaultInfo{}, errUnknownSecret
@@ -195,6 +190,9 @@ func (v *vault) set(name string, s *secret) error {
 func (v *vault) delete(name string) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	if v.id == nil {
+		return errShut
+	}
 	if v.secrets[name] == nil {
 		return errUnknownSecret
 	}
@@ -285,7 +283,7 @@ func (v *vault) close() {
 	for _, s := range v.secrets {
 		clear(s.Value)
 	}
-	v.secrets = map[string]*secret{}
+	v.secrets, v.id = map[string]*secret{}, nil
 	v.lock.Close() // nothing was written through it
 }
 

@@ -41,6 +41,7 @@ func (s *Service) deleteSecret(w http.ResponseWriter, r *http.Request) {
 func (s *Service) changeVault(w http.ResponseWriter, r *http.Request, name, what string, info wire.VaultInfo, err error) {
 	rec := audit.Record{Event: audit.EventVaultChanged, Actor: actor(r), Outcome: audit.OutcomeOK, Fields: map[string]string{"secret": name, "change": what}}
 	if err == nil && info.Version != 0 {
+		rec.Fields["key_id"] = s.vault.keyID()
 		rec.Fields["version_before"], rec.Fields["version"] = strconv.FormatUint(info.Version-1, 10), strconv.FormatUint(info.Version, 10)
 	}
 	if err != nil {
@@ -54,6 +55,8 @@ func (s *Service) changeVault(w http.ResponseWriter, r *http.Request, name, what
 		control.Reply(w, info)
 	case errors.As(err, &bad):
 		control.Refuse(w, http.StatusBadRequest, reason.Malformed, err.Error())
+	case errors.Is(err, errShut):
+		control.Refuse(w, http.StatusServiceUnavailable, reason.VaultSealed, err.Error())
 	case errors.Is(err, errUnknownSecret):
 		control.Refuse(w, http.StatusNotFound, reason.SecretUnknown, fmt.Sprintf("the vault holds no secret called %q", name))
 	default:
@@ -63,5 +66,9 @@ func (s *Service) changeVault(w http.ResponseWriter, r *http.Request, name, what
 }
 
 func (s *Service) listSecrets(w http.ResponseWriter, _ *http.Request) {
+	if err := s.vault.shut(); err != nil {
+		control.Refuse(w, http.StatusServiceUnavailable, reason.VaultSealed, err.Error())
+		return
+	}
 	control.Reply(w, s.vault.list())
 }

@@ -11,7 +11,7 @@ import (
 
 func testVault(t *testing.T, dir string) *vault {
 	t.Helper()
-	v, err := openVault(dir, func(string) {})
+	v, err := openVault(dir, nil, func(string) {})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,7 +56,7 @@ func TestVaultRefusesToStartOnWhatItCannotTrust(t *testing.T) {
 			if err := os.Mkdir(dir, 0o700); err != nil {
 				t.Fatal(err)
 			}
-			v, err := openVault(dir, func(string) {})
+			v, err := openVault(dir, nil, func(string) {})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -67,7 +67,7 @@ func TestVaultRefusesToStartOnWhatItCannotTrust(t *testing.T) {
 			if err := c.spoil(dir); err != nil {
 				t.Fatal(err)
 			}
-			_, err = openVault(dir, func(string) {})
+			_, err = openVault(dir, nil, func(string) {})
 			if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "GARBAGE") {
 				t.Errorf("opening ended with %v, want an error that says %q", err, c.want)
 			}
@@ -87,7 +87,7 @@ func flipLastByte(path string) error {
 func TestOneProcessAtATime(t *testing.T) {
 	dir := t.TempDir()
 	testVault(t, dir)
-	if _, err := openVault(dir, func(string) {}); err == nil || !strings.Contains(err.Error(), "another credd") {
+	if _, err := openVault(dir, nil, func(string) {}); err == nil || !strings.Contains(err.Error(), "another credd") {
 		t.Errorf("a second vault in the same directory opened with %v", err)
 	}
 }

@@ -47,6 +47,7 @@ type Daemon struct {
 	Audit   *audit.Logger
 	Metrics *metrics.Registry
 	Box     *config.Box
+	Warning func() error // what is wrong although the daemon serves; a main sets it before Serve, or leaves it nil
 }
 
 // Main runs a daemon and exits the process. run returns nil once ctx has ended (SIGTERM or SIGINT) and
@@ -151,6 +152,10 @@ func (d *Daemon) Serve(ctx context.Context, mux *http.ServeMux, healthy func() e
 		health := wire.Health{Status: "ok"}
 		if err := d.Audit.Err(); err != nil { // the daemon does what it should, and the operator should know
 			health.Warning = err.Error()
+		} else if d.Warning != nil {
+			if err := d.Warning(); err != nil {
+				health.Warning = err.Error()
+			}
 		}
 		control.Reply(w, health)
 	})

@@ -137,6 +137,13 @@ func (i Instance) CreddDir() string { return filepath.Join(i.StateDir(), "credd"
 // DNSStateDir holds the virtual addresses that dnsfilter gave to wildcard names.
 func (i Instance) DNSStateDir() string { return filepath.Join(i.RunDir(), "vaddr") }
 
+// UnlockEnv is the environment variable that tells credd which of its open files holds what opens the vault's identity:
+// a number, 3 or more. UnlockCredential is the name under which systemd keeps it (systemd.exec(5), LoadCredential=).
+const (
+	UnlockEnv        = "TAGOUT_UNLOCK_FD"
+	UnlockCredential = "tagout-credd"
+)
+
 // Socket is the unix socket on which the daemon listens for HTTP. Each lies in a directory of its own that
 // belongs to the daemon, so that a daemon can replace its own socket and no other's.
 func (i Instance) Socket(daemon string) string {

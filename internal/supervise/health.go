@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"tagout/internal/control"
+	"tagout/internal/wire"
 )
 
 // waitHealthy waits until the daemon answers its health check. It fails with the daemon's own last words
@@ -23,8 +24,12 @@ func (k *keeper) waitHealthy(ctx context.Context, c *child) error {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		err := client.Call(ctx, "GET", "/healthz", nil, nil)
+		var health wire.Health
+		err := client.Call(ctx, "GET", "/healthz", nil, &health)
 		if err == nil {
+			if health.Warning != "" {
+				k.cfg.Log.Warn("the daemon serves, but", "daemon", k.spec.Name, "warning", health.Warning)
+			}
 			return k.same(c)
 		}
 		select {

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tagout/internal/instance"
 	"tagout/internal/priority"
 )
 
@@ -163,6 +164,14 @@ func (k *keeper) start(ctx context.Context) (*child, error) {
 	cmd.Env, cmd.Dir, cmd.Stdout, cmd.Stderr = slices.Clone(s.Env), "/", log, log
 	if k.notify != nil {
 		cmd.Env = append(cmd.Env, k.notify.env(s.Watchdog)...)
+	}
+	if s.Unlock != "" {
+		if f, err := os.Open(s.Unlock); err != nil { // without it the daemon denies everything, and can be told to stop doing so
+			k.cfg.Log.Error("opening what opens the vault", "daemon", s.Name, "err", err)
+		} else {
+			defer f.Close() // the child has its own copy
+			cmd.ExtraFiles, cmd.Env = []*os.File{f}, append(cmd.Env, instance.UnlockEnv+"=3")
+		}
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Setsid: true, // a Ctrl-C at the terminal reaches the supervisor alone, which stops them in order

@@ -36,6 +36,7 @@ type Spec struct {
 	Socket  string    // where GET /healthz is answered
 	LogFile string
 	PidFile string
+	Unlock  string // file that it gets open, as instance.UnlockEnv says; opened anew at every start; empty: none
 
 	// Watchdog is how long the daemon may go without saying, over sd_notify, that it makes progress, before it is
 	// killed and started again; 0: it says nothing.
@@ -61,6 +62,7 @@ type Config struct {
 	Specs   []Spec        // in start order; nil: Specs(Inst, BinDir, Cgroups)
 	Start   time.Duration // how long one daemon may take to become healthy; 0: 15 s
 	Grace   time.Duration // between SIGTERM and cgroup.kill; 0: 5 s
+	Unlock  string        // file with what opens the vault, for credd, in the default Specs; empty: none
 
 	Watchdog time.Duration // killswitchd's, in the default Specs; 0: lease.Default's
 	Alive    func()        // called every second while Up works; nil: nobody is told
@@ -175,6 +177,9 @@ func withDefaults(cfg Config) Config {
 		for i := range cfg.Specs {
 			if cfg.Specs[i].Name == instance.Killswitchd {
 				cfg.Specs[i].Watchdog, cfg.Specs[i].Quick = cfg.Watchdog, quickRestarts
+			}
+			if cfg.Specs[i].Name == instance.Credd {
+				cfg.Specs[i].Unlock = cfg.Unlock
 			}
 		}
 	}

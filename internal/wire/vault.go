@@ -51,3 +51,22 @@ type VaultInfo struct {
 	Updated time.Time    `json:"updated"`
 	Rotated time.Time    `json:"rotated,omitzero"` // when its value was last replaced, the binding kept
 }
+
+// UnlockRequest opens a sealed vault: the passphrase, or the text of the age identity that it is sealed to.
+type UnlockRequest struct {
+	Key string `json:"key"`
+}
+
+// SealRequest says how the vault's identity is to lie on disk: exactly one of the fields is set.
+type SealRequest struct {
+	Passphrase string `json:"passphrase,omitempty"`
+	Recipient  string `json:"recipient,omitempty"` // an age X25519 recipient, age1…
+	Plain      bool   `json:"plain,omitempty"`     // whoever reads the file reads every secret
+}
+
+// VaultState says how the vault's identity lies, and whether it is open.
+type VaultState struct {
+	Sealed     string   `json:"sealed"`               // plain, passphrase or key
+	Open       bool     `json:"open"`                 // while it is not, everything is denied
+	Recipients []string `json:"recipients,omitempty"` // public halves; what is encrypted to them, the vault's identity reads
+}

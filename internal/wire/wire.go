@@ -16,6 +16,9 @@
 //	               POST   /v1/vault/{name}/rotate  RotateRequest -> VaultInfo; only uid 0
 //	               GET    /v1/vault                []VaultInfo, never a value; only uid 0
 //	               DELETE /v1/vault/{name}         only uid 0
+//	               GET    /v1/vault-state          VaultState; only uid 0
+//	               POST   /v1/vault-unlock         UnlockRequest -> VaultState; only uid 0
+//	               POST   /v1/vault-seal           SealRequest -> VaultState; only uid 0
 //	killswitchd    POST   /v1/stop                 StopRequest -> stream of StopEvent, one JSON a line
 //	               GET    /v1/tags                 []Tag; the group
 //	               POST   /v1/release              ReleaseRequest -> 403: a release is signed
