@@ -189,13 +189,17 @@ func (b *factBook) session(mark uint32) *facts {
 	return f
 }
 
+// harmless are the causes of gap records, without a count, that are no reason to stop a kid: a daemon was killed and came
+// back, somebody set the clock.
+var harmless = map[string]bool{"crash": true, "clock": true}
+
 // gapLine takes a record of missing records, of this boot. b.mu is held.
 func (b *factBook) gapLine(line []byte) {
 	if bytes.Contains(line, lineCounted) || !bytes.Contains(line, []byte(`"boot_id":"`+b.bootID+`"`)) {
 		return
 	}
 	var r audit.Record
-	if json.Unmarshal(line, &r) != nil {
+	if json.Unmarshal(line, &r) != nil || r.Count == 0 && harmless[r.Fields[audit.FieldCause]] {
 		return
 	}
 	if r.Mark != 0 { // it concerns one kid: others have lost nothing

@@ -16,7 +16,7 @@ var (
 
 // poll takes what was added to the logs. A log that cannot be read is told of once and tried again the next time.
 func (f *Follower) poll(ctx context.Context) {
-	failed := f.tail.Poll(ctx, logtail.Handler{Line: f.line, Moved: f.moved})
+	failed := f.tail.Poll(ctx, logtail.Handler{Line: f.line, Moved: f.moved, Rolled: func(log string) { f.moved(log, 0, true) }})
 	for log, err := range failed {
 		if !f.broken[log] {
 			f.cfg.Log.Error("following an audit log; trying again", "log", log, "error", err)

@@ -32,87 +32,189 @@ type file interface {
 	Close() error
 }
 
-// Logger appends records to one file. Log may be called by any goroutine; one writer goroutine owns the
-// file. Close ends the writer.
+// preparer is a file that wants to be asked before it is written to. The records that it returns are written next.
+type preparer interface {
+	Prepare() ([]Record, error)
+}
+
+// ender is a file whose last sync is another.
+type ender interface{ End() error }
+
+// Logger appends records to one log. Log may be called by any goroutine. One goroutine writes and another syncs, so that
+// a slow sync holds nothing up. Close ends both.
 type Logger struct {
 	instance, daemon string
 	bootID           string
 	redact           *redactor
+	now              func() time.Time
 
-	mu      sync.Mutex // guards entropy and the order of IDs in the queue
-	entropy *ulid.MonotonicEntropy
+	mu      sync.Mutex // guards what follows
+	taken   uint64     // records that were put into the queue
+	waiting []waiter   // for a sync, in the order of their targets
+	wall    time.Time  // of the last record
+	boot    time.Duration
 
 	queue  chan Record
-	syncs  chan chan error
+	wake   chan struct{}
 	stop   chan struct{}
 	done   chan struct{}
 	closed atomic.Bool
 	lost   atomic.Uint64         // records that did not get into the queue, not yet told in a gap record
 	failed atomic.Pointer[error] // why the last write failed; nil where it did not
-	busy   atomic.Int64          // CLOCK_BOOTTIME since when the disk has had a call, 0: it has none
+	busy   atomic.Int64          // CLOCK_BOOTTIME since when the disk has had a write, 0: it has none
+	late   atomic.Int64          // the same of a sync
+	stats  counters
 
-	f    file  // writer goroutine only
-	good int64 // writer goroutine only: length of the file up to the last whole record
+	jobs   chan []waiter // to the goroutine that syncs
+	synced chan struct{} // it is done
+
+	// Of the writer goroutine only.
+	f        file
+	good     int64 // length of the file up to the last whole record
+	entropy  *ulid.MonotonicEntropy
+	idTime   uint64 // of the last ID, in milliseconds
+	encoded  uint64 // records that left the queue
+	written  uint64 // of these, those in the file
+	syncing  bool
+	syncDue  bool // something was written since the last sync
+	prepared bool
 }
 
-// Open opens (or makes) the log at path for appending; the directory must exist. A last line that a crash
-// tore is closed with a newline, so that the next record stands alone, and a gap record says so.
+// waiter waits until so many records are on disk.
+type waiter struct {
+	target uint64
+	reply  chan error // with room for one
+}
+
+// syncEvery is how often what nobody waits for is put on disk all the same, and checkpoints are made.
+const syncEvery = time.Second
+
+// Open opens (or makes) the log at path for appending; the directory must exist and holds no other log. A last line that
+// a crash tore is closed with a newline, so that the next record stands alone, and a gap record says so.
 func Open(path, instance, daemon string) (*Logger, error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o640)
+	s := newStore(path, instance, daemon)
+	l := prepareLogger(s, 0, instance, daemon)
+	s.encode = l.own
+	notes, err := s.Prepare()
 	if err != nil {
-		return nil, fmt.Errorf("opening the audit log: %w", err)
+		return nil, err
 	}
-	torn, size, err := closeTornLine(f)
-	if err != nil {
-		f.Close() // already failing
-		return nil, fmt.Errorf("opening the audit log %s: %w", path, err)
+	for _, r := range notes {
+		l.Log(r)
 	}
-	l := newLogger(f, size, instance, daemon)
-	if torn {
-		l.Log(Record{Event: EventGap, Count: 1, Detail: "the last record before this one was cut off by a crash"})
-	}
+	l.start()
 	return l, nil
 }
 
+// OpenLate is Open for the daemon that must start even when its log cannot be opened (killswitchd): the log is opened at
+// the first write and tried again until it opens; records wait in the queue meanwhile.
+func OpenLate(path, instance, daemon string) *Logger {
+	s := newStore(path, instance, daemon)
+	l := prepareLogger(s, 0, instance, daemon)
+	s.encode = l.own
+	l.start()
+	return l
+}
+
+func newStore(path, instance, daemon string) *store {
+	return &store{path: path, instance: instance, daemon: daemon, shardBytes: shardBytes, now: time.Now}
+}
+
 func newLogger(f file, size int64, instance, daemon string) *Logger {
+	l := prepareLogger(f, size, instance, daemon)
+	l.start()
+	return l
+}
+
+func prepareLogger(f file, size int64, instance, daemon string) *Logger {
 	boot, _ := bootclock.Boot() // "" where it is not known
-	l := &Logger{
-		instance: instance, daemon: daemon, bootID: boot, redact: newRedactor(),
+	return &Logger{
+		instance: instance, daemon: daemon, bootID: boot, redact: newRedactor(), now: time.Now,
 		entropy: ulid.Monotonic(rand.Reader, 0),
-		queue:   make(chan Record, queueLen), syncs: make(chan chan error),
+		queue:   make(chan Record, queueLen), wake: make(chan struct{}, 1),
 		stop: make(chan struct{}), done: make(chan struct{}),
+		jobs: make(chan []waiter, 1), synced: make(chan struct{}, 1),
 		f: f, good: size,
 	}
+}
+
+func (l *Logger) start() {
+	go l.syncer()
 	go l.write()
-	return l
 }
 
 // Log queues r. It never waits for the disk: when the queue is full the record is counted as lost, and a
 // gap record carries the count. After Close records are dropped. A record that has a Boot keeps it: the kernel said when
 // it happened.
-func (l *Logger) Log(r Record) {
+func (l *Logger) Log(r Record) { l.enqueue(r, nil) }
+
+// LogDurable is Log for records that must not be lost: it returns when r is on disk, together with what others wait for
+// at the same time, or with ctx's error. After an error the record may be there all the same.
+func (l *Logger) LogDurable(ctx context.Context, r Record) error {
+	w := &waiter{reply: make(chan error, 1)}
+	if !l.enqueue(r, w) {
+		return errors.New("recording: the audit log is closed, or has no room for more records")
+	}
+	return l.await(ctx, w)
+}
+
+// enqueue says whether the record is in the queue; w, where it is not nil, waits for it then.
+func (l *Logger) enqueue(r Record, w *waiter) bool {
 	l.redact.record(&r)
-	r.Version, r.Instance, r.Daemon, r.BootID = Version, l.instance, l.daemon, l.bootID
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed.Load() {
-		return
+		return false
 	}
-	now, boot := time.Now().UTC(), bootclock.Now()
+	l.stamp(&r)
+	if !l.push(r) {
+		return false
+	}
+	if w != nil {
+		w.target = l.taken
+		l.waiting = append(l.waiting, *w)
+	}
+	return true
+}
+
+// clockStep is by how much the wall clock and the boot clock may go apart between two records without a gap record.
+const clockStep = 2 * time.Second
+
+// stamp gives r its times. l.mu is held.
+func (l *Logger) stamp(r *Record) {
+	r.Version, r.Instance, r.Daemon, r.BootID = Version, l.instance, l.daemon, l.bootID
+	now, boot := l.now().UTC().Round(0), bootclock.Now()
+	if step := now.Sub(l.wall) - (boot - l.boot); l.boot != 0 && step.Abs() > clockStep {
+		jump := gapOf("clock", 0, fmt.Sprintf("the wall clock was set by %v: order and length are told by boot_ns", step.Round(time.Millisecond)))
+		jump.Version, jump.Instance, jump.Daemon, jump.BootID, jump.Time, jump.Boot = r.Version, r.Instance, r.Daemon, r.BootID, now, boot
+		l.push(jump)
+	}
+	l.wall, l.boot = now, boot
 	if r.Boot <= 0 || r.Boot > boot {
 		r.Boot = boot
 	}
 	r.Time = now.Add(r.Boot - boot)
-	r.ID = l.newID(now)
+}
+
+// push puts r into the queue, or counts it as lost. l.mu is held.
+func (l *Logger) push(r Record) bool {
 	select {
 	case l.queue <- r:
+		l.taken++
+		return true
 	default:
 		l.lost.Add(1)
+		l.stats.lost.Add(1)
+		return false
 	}
 }
 
-// slow is how long the disk may take for one call before Err tells of it.
-const slow = 250 * time.Millisecond
+// slow is how long the disk may take for one write before Err tells of it, and slowSync how long for a sync, which
+// waits for everybody's writes.
+const (
+	slow     = 250 * time.Millisecond
+	slowSync = 10 * time.Second
+)
 
 // Err is why the log takes no records at the moment: the last attempt to write failed and none has succeeded since,
 // or the disk does not come back from a call. Records wait meanwhile, as Log says. It is nil where all is well.
@@ -120,39 +222,64 @@ func (l *Logger) Err() error {
 	if p := l.failed.Load(); p != nil {
 		return *p
 	}
-	if since := l.busy.Load(); since != 0 {
-		if d := bootclock.Now() - time.Duration(since); d > slow {
-			return fmt.Errorf("writing the audit log: the disk has not answered for %v", d.Round(time.Millisecond))
-		}
+	if err := hung(&l.busy, slow); err != nil {
+		return err
+	}
+	return hung(&l.late, slowSync)
+}
+
+func hung(since *atomic.Int64, limit time.Duration) error {
+	began := time.Duration(since.Load())
+	if d := bootclock.Now() - began; began != 0 && d > limit {
+		return fmt.Errorf("writing the audit log: the disk has not answered for %v", d.Round(time.Millisecond))
 	}
 	return nil
 }
 
 // timed does a call to the disk and lets Err know how long it takes.
-func (l *Logger) timed(call func() error) error {
-	l.busy.Store(int64(bootclock.Now()))
-	defer l.busy.Store(0)
+func timed(since *atomic.Int64, call func() error) error {
+	since.Store(int64(bootclock.Now()))
+	defer since.Store(0)
 	return call()
 }
 
 // AddSecret makes the logger replace value, and its usual encodings, in every record from now on.
 func (l *Logger) AddSecret(value string) { l.redact.add(value) }
 
-// Sync returns when everything logged before is on disk, or with ctx's error when the disk takes too long.
+// Sync returns when everything logged before is on disk, or with ctx's error when the disk takes too long. Many who wait
+// at the same time have one fsync.
 func (l *Logger) Sync(ctx context.Context) error {
-	reply := make(chan error, 1)
-	select {
-	case l.syncs <- reply:
-	case <-l.done:
+	w := &waiter{reply: make(chan error, 1)}
+	l.mu.Lock()
+	closed := l.closed.Load()
+	if !closed {
+		w.target = l.taken
+		l.waiting = append(l.waiting, *w)
+	}
+	l.mu.Unlock()
+	if closed {
 		return errors.New("syncing the audit log: it is closed")
-	case <-ctx.Done():
-		return fmt.Errorf("syncing the audit log: %w", ctx.Err())
+	}
+	return l.await(ctx, w)
+}
+
+func (l *Logger) await(ctx context.Context, w *waiter) error {
+	select {
+	case l.wake <- struct{}{}:
+	default:
 	}
 	select {
-	case err := <-reply:
+	case err := <-w.reply:
 		return err
 	case <-ctx.Done():
 		return fmt.Errorf("syncing the audit log: %w", ctx.Err())
+	case <-l.done:
+	}
+	select { // it may have been the last thing that was done
+	case err := <-w.reply:
+		return err
+	default:
+		return errors.New("syncing the audit log: it was closed meanwhile")
 	}
 }
 
@@ -173,12 +300,29 @@ func (l *Logger) Close() error {
 	}
 }
 
+// newID returns an ID that is greater than all before, whatever the clock does.
 func (l *Logger) newID(t time.Time) string {
-	id, err := ulid.New(ulid.Timestamp(t), l.entropy)
-	if err != nil { // the monotonic counter ran over: start a new one
-		id = ulid.MustNew(ulid.Timestamp(t), rand.Reader)
+	l.idTime = max(l.idTime, ulid.Timestamp(t))
+	id, err := ulid.New(l.idTime, l.entropy)
+	if err != nil { // the monotonic counter ran over: go on with the next millisecond
+		l.idTime++
+		id = ulid.MustNew(l.idTime, l.entropy)
 	}
 	return id.String()
+}
+
+// own encodes a record of the logger's own, which takes no way through the queue. Only the writer goroutine calls it.
+func (l *Logger) own(r Record) []byte {
+	var b bytes.Buffer
+	l.encodeOwn(&b, r)
+	return b.Bytes()
+}
+
+func (l *Logger) encodeOwn(batch *bytes.Buffer, r Record) {
+	r.Version, r.Instance, r.Daemon, r.BootID = Version, l.instance, l.daemon, l.bootID
+	r.Time, r.Boot = l.now().UTC().Round(0), bootclock.Now()
+	r.ID = l.newID(r.Time)
+	encode(batch, r)
 }
 
 // write is the writer goroutine: it takes what is queued, writes it with as few calls as it can and, while
@@ -186,42 +330,125 @@ func (l *Logger) newID(t time.Time) string {
 func (l *Logger) write() {
 	defer close(l.done)
 	var batch bytes.Buffer
+	tick := time.NewTicker(syncEvery)
+	defer tick.Stop()
 	for {
 		select {
 		case r := <-l.queue:
-			encode(&batch, r)
+			l.prepare(&batch) // what fails here is tried again with the write
+			l.encode(&batch, r)
 			l.drain(&batch)
 			if !l.flush(&batch, l.stop) {
+				l.end(&batch)
 				return
 			}
-		case reply := <-l.syncs:
-			if !l.writeAll(&batch) {
-				reply <- errors.New("syncing the audit log: it was closed while the disk refused")
-				return
-			}
-			reply <- l.timed(l.f.Sync)
+		case <-l.wake:
+		case <-l.synced:
+			l.syncing = false
+		case <-tick.C:
+			l.startSync(l.syncDue)
 		case <-l.stop:
-			for more := true; more; more = len(l.queue) > 0 {
-				l.drain(&batch)
-				if l.appendOnce(&batch) != nil { // closing: one try is all there is
-					break
-				}
-			}
-			l.f.Sync() // as above
+			l.end(&batch)
+			return
+		}
+		l.startSync(false)
+	}
+}
+
+// prepare asks the file whether it can be written to.
+func (l *Logger) prepare(batch *bytes.Buffer) error {
+	p, ok := l.f.(preparer)
+	if !ok {
+		return nil
+	}
+	var notes []Record
+	err := timed(&l.busy, func() (err error) { notes, err = p.Prepare(); return err })
+	l.prepared = err == nil
+	for _, r := range notes {
+		l.encodeOwn(batch, r)
+	}
+	return err
+}
+
+func (l *Logger) encode(batch *bytes.Buffer, r Record) {
+	r.ID = l.newID(r.Time)
+	encode(batch, r)
+	l.encoded++
+}
+
+// startSync has the syncs done that are waited for, in one, or one that is due anyway. While one is under way the next
+// gathers.
+func (l *Logger) startSync(due bool) {
+	if l.syncing {
+		return
+	}
+	l.mu.Lock()
+	n := 0
+	for n < len(l.waiting) && l.waiting[n].target <= l.written {
+		n++
+	}
+	ready := l.waiting[:n:n]
+	if l.waiting = l.waiting[n:]; len(l.waiting) == 0 {
+		l.waiting = nil
+	}
+	l.mu.Unlock()
+	if n == 0 && !due {
+		return
+	}
+	l.syncing, l.syncDue = true, false
+	l.jobs <- ready // there is room: none is under way
+}
+
+// syncer is the goroutine that waits for the disk.
+func (l *Logger) syncer() {
+	for {
+		select {
+		case waiters := <-l.jobs:
+			answer(waiters, l.syncOnce(l.f.Sync))
+			l.synced <- struct{}{} // there is room: it is taken before the next job
+		case <-l.done:
 			return
 		}
 	}
 }
 
-// writeAll writes until nothing is queued; false means that the logger was closed meanwhile.
-func (l *Logger) writeAll(batch *bytes.Buffer) bool {
+func (l *Logger) syncOnce(sync func() error) error {
+	l.stats.syncs.Add(1)
+	return timed(&l.late, sync)
+}
+
+func answer(waiters []waiter, err error) {
+	for _, w := range waiters {
+		w.reply <- err
+	}
+}
+
+// end writes what is queued, once: closing, one try is all there is.
+func (l *Logger) end(batch *bytes.Buffer) {
 	for more := true; more; more = len(l.queue) > 0 {
 		l.drain(batch)
-		if !l.flush(batch, l.stop) {
-			return false
+		if l.appendOnce(batch) != nil {
+			break
 		}
 	}
-	return true
+	if l.syncing {
+		<-l.synced
+	}
+	sync := l.f.Sync
+	if e, ok := l.f.(ender); ok {
+		sync = e.End
+	}
+	err := l.syncOnce(sync)
+	l.mu.Lock()
+	waiting := l.waiting
+	l.waiting = nil
+	l.mu.Unlock()
+	for _, w := range waiting {
+		if err == nil && w.target > l.written {
+			err = errors.New("syncing the audit log: it was closed while the disk refused")
+		}
+		w.reply <- err
+	}
 }
 
 // drain adds what is queued, up to maxBatch, and then the gap that is known of.
@@ -229,19 +456,14 @@ func (l *Logger) drain(batch *bytes.Buffer) {
 	for batch.Len() < maxBatch {
 		select {
 		case r := <-l.queue:
-			encode(batch, r)
+			l.encode(batch, r)
 			continue
 		default:
 		}
 		break
 	}
 	if n := l.lost.Swap(0); n > 0 {
-		r := Record{Version: Version, Instance: l.instance, Daemon: l.daemon, BootID: l.bootID, Event: EventGap, Count: n,
-			Time: time.Now().UTC(), Boot: bootclock.Now(), Detail: "records were lost because the disk did not keep up"}
-		l.mu.Lock()
-		r.ID = l.newID(r.Time)
-		l.mu.Unlock()
-		encode(batch, r)
+		l.encodeOwn(batch, Record{Event: EventGap, Count: n, Detail: "records were lost because the disk did not keep up"})
 	}
 }
 
@@ -253,7 +475,6 @@ func (l *Logger) flush(batch *bytes.Buffer, stop <-chan struct{}) bool {
 		}
 		select {
 		case <-stop:
-			l.appendOnce(batch) // closing: one try is all there is
 			return false
 		case <-time.After(retryEvery):
 		}
@@ -266,7 +487,14 @@ func (l *Logger) appendOnce(batch *bytes.Buffer) error {
 		return nil
 	}
 	n := 0
-	err := l.timed(func() (err error) { n, err = l.f.Write(batch.Bytes()); return err })
+	var err error
+	if !l.prepared {
+		err = l.prepare(batch)
+	}
+	if err == nil {
+		err = timed(&l.busy, func() (err error) { n, err = l.f.Write(batch.Bytes()); return err })
+	}
+	l.prepared = false
 	if err != nil {
 		if n > 0 {
 			err = errors.Join(err, l.f.Truncate(l.good))
@@ -276,9 +504,28 @@ func (l *Logger) appendOnce(batch *bytes.Buffer) error {
 		return err
 	}
 	l.failed.Store(nil)
+	l.stats.bytes.Add(uint64(n))
+	l.stats.records.Add(l.encoded - l.written)
 	l.good += int64(n)
+	l.written, l.syncDue = l.encoded, true
 	batch.Reset()
 	return nil
+}
+
+// counters are of this process.
+type counters struct{ records, lost, syncs, bytes atomic.Uint64 }
+
+// Stats is what a logger did since it was opened.
+type Stats struct {
+	Records, Bytes uint64 // written
+	Lost           uint64 // that found no room in the queue
+	Syncs          uint64 // fsyncs, each for all who waited
+}
+
+// Stats may be called by any goroutine.
+func (l *Logger) Stats() Stats {
+	c := &l.stats
+	return Stats{Records: c.records.Load(), Bytes: c.bytes.Load(), Lost: c.lost.Load(), Syncs: c.syncs.Load()}
 }
 
 func encode(batch *bytes.Buffer, r Record) {

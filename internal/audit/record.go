@@ -88,6 +88,20 @@ const (
 // FieldCounted is the field of a gap record whose events are counted in other records all the same; it says in which.
 const FieldCounted = "counted"
 
+// FieldCause is the field of a gap record about the log itself; its Count is how many records are known to be missing.
+// "crash": the daemon did not end cleanly; "clock": the wall clock was set; "lost", "cut": records were there and are
+// gone, see FieldFrom; "removed": the live file was; "foreign": somebody else wrote into it; "disk", "key", "tree".
+const FieldCause = "cause"
+
+// FieldFrom and FieldTo are the sequence numbers of the first record that is missing, and of the first that is not.
+const (
+	FieldFrom = "from"
+	FieldTo   = "to"
+)
+
+// FieldTree is the field of EventShardBegan that has the tree's hash over all records before it, in hex.
+const FieldTree = "tree"
+
 // FieldFirst is the field of EventShardBegan that has the sequence number of this very record.
 const FieldFirst = "first"
 

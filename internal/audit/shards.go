@@ -2,6 +2,7 @@ package audit
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -234,7 +235,7 @@ func firstOf(path string, closed []Shard) (uint64, error) {
 }
 
 // readHeader is headerFirst for the start of a file.
-func readHeader(f *os.File) (uint64, bool, error) {
+func readHeader(f io.Reader) (uint64, bool, error) {
 	line, err := bufio.NewReaderSize(io.LimitReader(f, maxLine), 4096).ReadBytes('\n')
 	if err != nil && !errors.Is(err, io.EOF) {
 		return 0, false, err
@@ -259,14 +260,14 @@ func countLines(path string) (uint64, error) {
 		return 0, err
 	}
 	defer f.Close() // only read
-	n, buf := uint64(0), make([]byte, 256<<10)
+	return countIn(f)
+}
+
+func countIn(r io.Reader) (n uint64, err error) {
+	buf := make([]byte, 256<<10)
 	for {
-		k, err := f.Read(buf)
-		for _, b := range buf[:k] {
-			if b == '\n' {
-				n++
-			}
-		}
+		k, err := r.Read(buf)
+		n += uint64(bytes.Count(buf[:k], []byte{'\n'}))
 		if errors.Is(err, io.EOF) {
 			return n, nil
 		}

@@ -30,6 +30,8 @@ type Handler struct {
 	// Moved is told that a log was replaced by another file (read from its start), or got shorter (read on from
 	// its end, which is size).
 	Moved func(log string, size int64, replaced bool)
+	// Rolled is told that a log goes on in another file, read from its start, and that all of the one before was read.
+	Rolled func(log string)
 	// Gone is told once that a log which was followed is not there any more.
 	Gone func(log string)
 }
@@ -100,10 +102,11 @@ func (t *Tail) Poll(ctx context.Context, h Handler) map[string]error {
 // missed tells of the logs that vanished. Their marks stay: one that comes back is another file.
 func (t *Tail) missed(seen map[string]bool, h Handler) {
 	for log := range t.Marks {
-		if !seen[log] && !t.gone[log] && h.Gone != nil {
+		missing := !seen[log] && !isClosed(log, t.Marks[log].Inode) // its successor is being made
+		if missing && !t.gone[log] && h.Gone != nil {
 			h.Gone(log)
 		}
-		t.gone[log] = !seen[log]
+		t.gone[log] = missing
 	}
 }
 
@@ -113,9 +116,19 @@ func (t *Tail) read(ctx context.Context, log string, h Handler) error {
 		return err
 	}
 	defer file.Close() // only read
-	if err := t.check(file, log, h); err != nil {
+	info, err := file.Stat()
+	if err != nil {
 		return err
 	}
+	if err := t.finish(ctx, log, inode(info), h); err != nil {
+		return err
+	}
+	t.check(info, log, h)
+	return t.rest(ctx, file, log, h)
+}
+
+// rest reads a file from its log's mark.
+func (t *Tail) rest(ctx context.Context, file *os.File, log string, h Handler) error {
 	for ctx.Err() == nil {
 		m := t.Marks[log]
 		n, err := file.ReadAt(t.buf, m.Pos)
@@ -135,16 +148,71 @@ func (t *Tail) read(ctx context.Context, log string, h Handler) error {
 			return long
 		}
 	}
+	return ctx.Err()
+}
+
+// finish reads what is left of the closed pieces of a log whose live file is now another one.
+func (t *Tail) finish(ctx context.Context, log string, live uint64, h Handler) error {
+	m := t.Marks[log]
+	if m.Inode == 0 || m.Inode == live {
+		return nil
+	}
+	for _, path := range closedFrom(log, m.Inode) {
+		if err := t.finishOne(ctx, path, log, h); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
-// check sees to it that the mark is in the file. A log that got shorter was cut (the logger takes back what a
-// full disk took half of) and is read on from its end; another file is read from its start.
-func (t *Tail) check(file *os.File, log string, h Handler) error {
+func (t *Tail) finishOne(ctx context.Context, path, log string, h Handler) error {
+	file, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close() // only read
 	info, err := file.Stat()
 	if err != nil {
 		return err
 	}
+	t.check(info, log, h)
+	if err := t.rest(ctx, file, log, h); err != nil {
+		return err
+	}
+	t.Marks[log] = Mark{} // the next file is read from its start, and is no surprise
+	if h.Rolled != nil {
+		h.Rolled(log)
+	}
+	return nil
+}
+
+// shards is the directory of a log's closed pieces (package audit), beside it.
+func shards(log string) string { return filepath.Join(filepath.Dir(log), "shards") }
+
+// closedFrom returns the closed pieces of a log, from the one with that inode on, in order.
+func closedFrom(log string, ino uint64) []string {
+	entries, err := os.ReadDir(shards(log)) // sorted: names begin with sequence numbers
+	if err != nil {
+		return nil // there are none
+	}
+	var out []string
+	for _, e := range entries {
+		info, err := e.Info()
+		if err != nil || filepath.Ext(e.Name()) != ".jsonl" {
+			continue
+		}
+		if len(out) > 0 || inode(info) == ino {
+			out = append(out, filepath.Join(shards(log), e.Name()))
+		}
+	}
+	return out
+}
+
+func isClosed(log string, ino uint64) bool { return ino != 0 && len(closedFrom(log, ino)) > 0 }
+
+// check sees to it that the mark is in the file. A log that got shorter was cut (the logger takes back what a
+// full disk took half of) and is read on from its end; another file is read from its start.
+func (t *Tail) check(info os.FileInfo, log string, h Handler) {
 	m := t.Marks[log]
 	now := inode(info)
 	switch {
@@ -157,7 +225,6 @@ func (t *Tail) check(file *os.File, log string, h Handler) error {
 	}
 	m.Inode = now
 	t.Marks[log] = m
-	return nil
 }
 
 func (h Handler) moved(log string, size int64, replaced bool) {
