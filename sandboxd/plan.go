@@ -39,7 +39,7 @@ func PlanFromCard(r wire.SpawnRequest) (kids.Plan, error) {
 		Card: c.Name, CardHash: c.Hash, CardText: r.Card, Image: c.Image, Network: c.Network, Reach: c.Reach,
 		Egress: egress, Ports: compiled.Ports(), Hosts: compiled.ExactHosts(),
 		Inputs: inputs, Workspace: c.Filesystem.Workspace, Tmp: c.Filesystem.Tmp, Root: c.Filesystem.Root, NoExec: c.Filesystem.NoExec,
-		Secrets: c.Identity.Scope, Mints: c.Identity.Mint, Env: c.Env, Stop: c.Stop,
+		Secrets: c.Identity.Scope, Mints: c.Identity.Mint, TokenLifetime: c.Identity.Lifetime, NotKeys: c.Identity.NotKeys, Env: c.Env, Stop: c.Stop,
 		Owner: c.Owner, Idle: c.Limits.Idle, Lifetime: c.Limits.Lifetime,
 		Limits: runtime.Limits{PIDs: c.Limits.PIDs, Memory: c.Limits.Memory, CPUs: c.Limits.CPUs, OpenFiles: c.Limits.OpenFiles, DiskRate: c.Limits.DiskRate},
 	}, nil

@@ -3,6 +3,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"sync"
 
 	"tagout/internal/bootclock"
+	"tagout/internal/config"
 	"tagout/internal/control"
 	"tagout/internal/credential"
 	"tagout/internal/daemon"
@@ -50,6 +52,7 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 			Root: 0, Proxy: d.Inst.UID(instance.Proxy), Killswitchd: d.Inst.UID(instance.Killswitchd), Group: d.Inst.GroupID(),
 		},
 		Audit: d.Audit, Metrics: metrics.NewCredd(d.Metrics), Log: d.Log, Boottime: bootclock.Now, Unlock: key,
+		Lifetime: cmp.Or(d.Box.TokenLifetime, config.TokenLifetime),
 	})
 	if err != nil {
 		return err
@@ -61,6 +64,7 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var wg sync.WaitGroup
 	wg.Go(func() { svc.Run(background) })
+	defer context.AfterFunc(ctx, svc.EndStreams)()
 	err = d.Serve(ctx, mux, svc.Healthy)
 	stop()
 	wg.Wait()

@@ -62,6 +62,7 @@ const (
 	EventTokenUsed      = "token.used"     // a name, not a token
 	EventTokenRefused   = "token.refused"  // a name, not a token
 	EventTokenRevoked   = "token.revoked"  // a name, not a token
+	EventTokenExpired   = "token.expired"  // a name, not a token
 	EventVaultChanged   = "vault.changed"
 	EventVaultUnlocked  = "vault.unlocked" // or not, with a wrong key
 	EventVaultSealed    = "vault.sealed"   // its identity, in another way

@@ -68,8 +68,10 @@ type Input struct {
 
 // Identity is what the kid may prove to others.
 type Identity struct {
-	Scope []session.Secret
-	Mint  []session.Mint // names and variables are not those of Scope
+	Scope    []session.Secret
+	Mint     []session.Mint   // names and variables are not those of Scope
+	Lifetime time.Duration    // of the session's tokens; 0: what the box allows
+	NotKeys  []session.NotKey // what looks like a key in what the kid is given, and is none
 }
 
 // Limits is what a kid may use up.

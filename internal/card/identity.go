@@ -11,7 +11,10 @@ import (
 func readIdentity(v yamlx.Value) Identity {
 	m, _ := v.Map(identityKeys...)
 	scope := readScope(m.Get("scope"))
-	return Identity{Scope: scope, Mint: readMints(m.Get("mint"), scope)}
+	return Identity{
+		Scope: scope, Mint: readMints(m.Get("mint"), scope),
+		Lifetime: readDuration(m.Get("lifetime"), minLife, maxLife), NotKeys: readNotKeys(m.Get("notKeys")),
+	}
 }
 
 func readScope(v yamlx.Value) []session.Secret {

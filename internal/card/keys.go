@@ -65,6 +65,8 @@ var (
 	identityKeys = []yamlx.Key{
 		{Name: "scope", Example: "[{secret: vendor_api, env: VENDOR_API_KEY}]"},
 		{Name: "mint", Example: `[{name: books, audience: "https://books.example.com", scope: [books:read], env: BOOKS_TOKEN, hosts: ["books.example.com:443"]}]`},
+		{Name: "lifetime", Example: "1h"},
+		{Name: "notKeys", Example: "[{file: /workspace/testdata/key.pem, rule: private-key, reason: a test key that opens nothing}]"},
 	}
 	mintKeys = []yamlx.Key{
 		{Name: "name", Example: "books"},
@@ -74,6 +76,12 @@ var (
 		{Name: "env", Example: "BOOKS_TOKEN"},
 		{Name: "hosts", Example: `["books.example.com:443"]`},
 		{Name: "file", Example: "/workspace/books.jwt"},
+	}
+	notKeyKeys = []yamlx.Key{
+		{Name: "file", Example: "/workspace/testdata/key.pem"},
+		{Name: "env", Example: "FIXTURE"},
+		{Name: "rule", Example: "private-key"},
+		{Name: "reason", Example: "a test key that opens nothing"},
 	}
 	secretKeys = []yamlx.Key{
 		{Name: "secret", Example: "vendor_api"},

@@ -100,6 +100,7 @@ func TestSchemaKeys(t *testing.T) {
 		"input":      {def("input"), inputKeys},
 		"secret":     {def("secret"), secretKeys},
 		"mint":       {def("mint"), mintKeys},
+		"notKey":     {def("notKey"), notKeyKeys},
 		"trip":       {def("trip"), tripKeys},
 		"lease":      {property("stop").(map[string]any)["properties"].(map[string]any)["lease"], leaseKeys},
 	} {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"time"
 
 	"github.com/goccy/go-yaml"
 
@@ -49,6 +50,8 @@ type Box struct {
 	Leases        lease.Terms // zero: the default
 	API           API         // over TCP
 	SpawnSigned   bool        // making a kid takes a signature
+
+	TokenLifetime time.Duration // the longest that a session's tokens live; zero: TokenLifetime, the default
 }
 
 // Load reads the file at path. The error is an Errors or the file system's.
@@ -80,6 +83,7 @@ type boxFile struct {
 	Trip          []tripFile        `yaml:"trip,omitempty"`
 	Leases        leasesFile        `yaml:"leases,omitempty"`
 	Spawn         spawnFile         `yaml:"spawn,omitempty"`
+	Tokens        tokensFile        `yaml:"tokens,omitempty"`
 	API           *apiFile          `yaml:"api,omitempty"`
 }
 
@@ -89,6 +93,7 @@ func (b *Box) Marshal() ([]byte, error) {
 		APIVersion: APIVersion, Kind: Kind, UpstreamCAs: b.UpstreamCAs, AlertWebhook: b.AlertWebhook,
 		MetricsListen: b.MetricsListen, DenySecrets: b.DenySecrets,
 		KidLimits: b.KidLimits, Proof: b.Proof.file(), Trip: tripFiles(b.Trip), Leases: writeLeases(b.Leases), API: b.API.file(), Spawn: spawnFile{Signed: b.SpawnSigned},
+		Tokens: writeTokens(b.TokenLifetime),
 	}
 	for _, a := range b.Authorities {
 		f.Authorities = append(f.Authorities, a.file())

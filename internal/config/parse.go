@@ -28,6 +28,7 @@ var (
 		{Name: "proof", Example: "{every: 10m}"},
 		{Name: "trip", Example: "[{on: auditGap, fires: [network]}]"},
 		{Name: "leases", Example: "{kids: 30s}"},
+		{Name: "tokens", Example: "{lifetime: 24h}"},
 		{Name: "spawn", Example: "{signed: true}"},
 		{Name: "api", Example: `{listen: "127.0.0.1:8470"}`},
 	}
@@ -51,6 +52,7 @@ func Parse(file string, data []byte) (*Box, error) {
 		Proof:         readProof(m.Get("proof")),
 		Trip:          card.ReadTrips(m.Get("trip")),
 		Leases:        readLeases(m.Get("leases")),
+		TokenLifetime: readTokens(m.Get("tokens")),
 		SpawnSigned:   readSpawn(m.Get("spawn")),
 		API:           readAPI(m.Get("api")),
 	}

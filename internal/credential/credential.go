@@ -23,6 +23,7 @@ import (
 	"log/slog"
 	"path"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -48,6 +49,8 @@ type Metrics interface {
 	MintRefused(code reason.Code)
 	// Revoked adds one revocation with the tokens that it forgot and the time from request to acknowledgement.
 	Revoked(tokens int, took time.Duration)
+	// Expired adds tokens whose lifetime was over.
+	Expired(tokens int)
 	// Held sets how many sessions, tokens and secrets are held now.
 	Held(sessions, tokens, secrets int)
 }
@@ -69,7 +72,8 @@ type Config struct {
 	Boottime func() time.Duration // CLOCK_BOOTTIME, for expiry
 	// Unlock opens an identity that is sealed: the passphrase, or the text of the age identity that it is sealed to. nil:
 	// nothing was handed over. Open wipes it.
-	Unlock []byte
+	Unlock   []byte
+	Lifetime time.Duration // the longest that a session's tokens may live; 0: as long as the session
 }
 
 // auditLines bounds how many uses and refusals a session writes one by one in a second; see package tally.
@@ -91,12 +95,15 @@ type Service struct {
 	tally  *tally.Tally
 	ready  atomic.Bool // killswitchd has answered once
 	onOpen []func() error
+
+	closeOnce sync.Once
+	closing   chan struct{} // closed when streams are to end
 }
 
 // Open reads (or makes) the identity, the vault and the revocation ledger in cfg.Dir. Another process that
 // uses the directory, an identity that others can read, and a vault that does not decrypt are errors.
 func Open(cfg Config) (*Service, error) {
-	s := &Service{cfg: cfg, tally: tally.New(cfg.Audit, auditLines)}
+	s := &Service{cfg: cfg, tally: tally.New(cfg.Audit, auditLines), closing: make(chan struct{})}
 	for _, pattern := range append([]string{paymentPrefix + "*"}, cfg.Deny...) {
 		pattern = strings.ToLower(pattern)
 		if _, err := path.Match(pattern, ""); err != nil {
@@ -127,6 +134,7 @@ func (s *Service) Run(ctx context.Context) {
 		s.tally.Run(ctx, tally.Window)
 	}()
 	go s.awaitTags(ctx)
+	go s.expire(ctx)
 	s.ledger.run(ctx, s.reportLedger)
 	<-done
 	s.vault.close()

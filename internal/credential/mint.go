@@ -50,8 +50,9 @@ func (s *Service) mintTokens(ctx context.Context, req *wire.MintRequest) (map[st
 	if req.Proof {
 		h.secrets = append(h.secrets, wire.ProofSecret)
 	}
-	if req.TTL > 0 {
-		h.expires = s.cfg.Boottime() + req.TTL
+	h.minted = time.Now()
+	if ttl := s.lifetime(req); ttl > 0 {
+		h.expires = s.cfg.Boottime() + ttl
 	}
 	tokens, result := s.tokens.commit(epoch, h)
 	switch result {
@@ -62,6 +63,14 @@ func (s *Service) mintTokens(ctx context.Context, req *wire.MintRequest) (map[st
 	}
 	s.recordMint(req, h, tokens)
 	return tokens, nil
+}
+
+// lifetime is what the session asks for, or the box's where that is shorter; 0: none.
+func (s *Service) lifetime(req *wire.MintRequest) time.Duration {
+	if box := s.cfg.Lifetime; box > 0 && (req.TTL == 0 || req.TTL > box) {
+		return box
+	}
+	return req.TTL
 }
 
 // checkMint judges the request by itself and by the vault.
@@ -117,6 +126,9 @@ func (s *Service) recordMint(req *wire.MintRequest, h *holder, tokens map[string
 	}
 	for i, name := range h.secrets {
 		rec.Fields = map[string]string{"secret": name, "token_id": h.digests[i].id()}
+		if h.expires != 0 {
+			rec.Fields["lifetime"] = s.lifetime(req).String()
+		}
 		s.cfg.Audit.Log(rec)
 	}
 }

@@ -12,12 +12,8 @@ import (
 
 func (s *Service) endSession(w http.ResponseWriter, r *http.Request) {
 	start := time.Now()
-	e, tokens, found := s.tokens.revokeKid(r.PathValue("kid"))
-	var entries []revocation
-	if found {
-		entries = append(entries, e)
-	}
-	s.acknowledge(w, r, wire.RevokeReply{Revoked: tokens}, entries, start)
+	g := s.tokens.revokeKid(r.PathValue("kid"))
+	s.acknowledge(w, r, wire.RevokeReply{Revoked: g.tokens}, g, start)
 }
 
 func (s *Service) revoke(w http.ResponseWriter, r *http.Request) {
@@ -31,25 +27,30 @@ func (s *Service) revoke(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	tag := req.Tag[:min(len(req.Tag), wire.MaxTagText)]
-	var entries []revocation
-	var tokens int
+	var g gone
 	if req.All {
-		entries, tokens = s.tokens.revokeAll(tag)
+		g = s.tokens.revokeAll(tag)
 	} else {
-		entries, tokens = s.tokens.revokeMarks(req.Marks, tag)
+		g = s.tokens.revokeMarks(req.Marks, tag)
 	}
-	s.acknowledge(w, r, wire.RevokeReply{Revoked: tokens, Nonce: req.Nonce}, entries, start)
+	s.acknowledge(w, r, wire.RevokeReply{Revoked: g.tokens, Nonce: req.Nonce}, g, start)
 }
 
 // acknowledge answers a revocation and only then writes it down: neither the ledger nor the audit log may
 // make anybody wait.
-func (s *Service) acknowledge(w http.ResponseWriter, r *http.Request, reply wire.RevokeReply, entries []revocation, start time.Time) {
+func (s *Service) acknowledge(w http.ResponseWriter, r *http.Request, reply wire.RevokeReply, g gone, start time.Time) {
 	deliver(w, reply) // the tokens are gone whether the caller hears of it or not
-	s.cfg.Metrics.Revoked(reply.Revoked, time.Since(start))
-	s.ledger.append(entries)
-	for _, e := range entries {
+	s.settleRevocation(reply.Revoked, g, "", actor(r), time.Since(start))
+}
+
+// settleRevocation is what a revocation leaves to do once it is acknowledged.
+func (s *Service) settleRevocation(tokens int, g gone, why, actor string, took time.Duration) {
+	s.cfg.Metrics.Revoked(tokens, took)
+	s.ledger.append(g.entries)
+	for _, e := range g.entries {
 		s.cfg.Audit.Log(audit.Record{Event: audit.EventTokenRevoked, Session: e.Session, Kid: e.Kid, Mark: e.Mark,
-			Actor: actor(r), Outcome: audit.OutcomeOK})
+			Actor: actor, Outcome: audit.OutcomeOK, Detail: why})
 	}
+	s.tokens.clear(g.holders)
 	s.countHeld()
 }

@@ -68,6 +68,7 @@ func (noMetrics) Minted(int)                 {}
 func (noMetrics) Used(reason.Code)           {}
 func (noMetrics) MintRefused(reason.Code)    {}
 func (noMetrics) Revoked(int, time.Duration) {}
+func (noMetrics) Expired(int)                {}
 func (noMetrics) Held(int, int, int)         {}
 
 // box is a credd with everything around it faked but its files and its socket.
@@ -135,6 +136,7 @@ func (b *box) start(change ...func(*Config)) *box {
 	b.svc, b.client = svc, control.NewClient(b.path)
 	b.stop = sync.OnceFunc(func() {
 		b.client.CloseIdle()
+		svc.EndStreams()
 		stopServing()
 		srv.Wait()
 		stopRunning()

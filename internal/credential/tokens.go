@@ -34,14 +34,19 @@ func newToken() (string, digest) {
 	return token, sha256.Sum256([]byte(token))
 }
 
-// holder is one session's entry. Its fields are set once.
+// holder is one session's entry. Its fields are set once but for left.
 type holder struct {
 	kid, session, card string
 	mark               uint32
 	secrets            []string // names, in the order of the request
 	digests            []digest
+	minted             time.Time     // wall clock, for people
 	expires            time.Duration // CLOCK_BOOTTIME; 0 = with the session
+	left               int           // tokens that are valid; guarded by the table's mu
 }
+
+// TokenID returns the name that records give a token.
+func TokenID(token string) string { return digest(sha256.Sum256([]byte(token))).id() }
 
 // grant is what one token stands for.
 type grant struct {
@@ -49,7 +54,8 @@ type grant struct {
 	secret string
 }
 
-// table is the truth about tokens. Revoking is one write under mu; every use looks here.
+// table is the truth about tokens. Revoking is one write under mu, which takes the session's entry out of byMark, or
+// begins a new generation of everything; every use looks here. What a dead entry leaves behind is cleared away later.
 //
 // delivering orders deliveries against acknowledgements: whoever accepts a token holds it for reading from
 // before the decision until the answer is with the caller, and a revocation passes through it for writing
@@ -66,12 +72,13 @@ type table struct {
 	grants  map[digest]grant   // guarded by mu
 	revoked revocations        // guarded by mu
 	tags    map[uint32]string  // guarded by mu; what a stop that took a mark's tokens wants said
+	told    subscribers        // guarded by mu; hear of every revocation in its order
 }
 
 func newTable(boottime func() time.Duration, revoked revocations) *table {
 	return &table{
 		boottime: boottime, revoked: revoked,
-		byMark: map[uint32]*holder{}, byKid: map[string]*holder{}, grants: map[digest]grant{}, tags: map[uint32]string{},
+		byMark: map[uint32]*holder{}, byKid: map[string]*holder{}, grants: map[digest]grant{}, tags: map[uint32]string{}, told: subscribers{},
 	}
 }
 
@@ -108,6 +115,7 @@ func (t *table) commit(epoch uint64, h *holder) (map[string]string, mintResult) 
 		h.digests = append(h.digests, d)
 		t.grants[d] = grant{holder: h, secret: name}
 	}
+	h.left = len(h.digests)
 	t.byMark[h.mark], t.byKid[h.kid] = h, h
 	return tokens, minted
 }
@@ -122,6 +130,9 @@ func (t *table) find(token string) (d digest, g grant, ok bool) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	g, ok = t.grants[d]
+	if ok && t.byMark[g.holder.mark] != g.holder {
+		return d, g, false
+	}
 	if ok && g.holder.expires != 0 && t.boottime() >= g.holder.expires {
 		return d, g, false
 	}
@@ -135,32 +146,34 @@ func (t *table) stoppedBy(mark uint32) string {
 	return t.tags[mark]
 }
 
-// revokeMarks forgets every token of the sessions and lets them never have any again. The returned entries
-// are for the ledger and the records; tokens counts what was forgotten.
-func (t *table) revokeMarks(marks []uint32, tag string) (entries []revocation, tokens int) {
+// revokeMarks forgets every token of the sessions and lets them never have any again. What it returns is for the
+// ledger, the records and the clearing away.
+func (t *table) revokeMarks(marks []uint32, tag string) gone {
+	var g gone
 	t.mu.Lock()
 	for _, mark := range marks {
-		e, n := t.forget(mark)
+		t.forget(mark, &g)
 		t.say(mark, tag)
-		entries, tokens = append(entries, e), tokens+n
 	}
+	t.told.tell(wire.Revoked{Marks: marks})
 	t.mu.Unlock()
 	t.settle()
-	return entries, tokens
+	return g
 }
 
 // revokeAll does the same for every session there is, and spoils the mints under way.
-func (t *table) revokeAll(tag string) (entries []revocation, tokens int) {
+func (t *table) revokeAll(tag string) gone {
+	var g gone
 	t.mu.Lock()
 	t.epoch++
 	for mark := range t.byMark {
-		e, n := t.forget(mark)
+		t.forget(mark, &g)
 		t.say(mark, tag)
-		entries, tokens = append(entries, e), tokens+n
 	}
+	t.told.tell(wire.Revoked{All: true})
 	t.mu.Unlock()
 	t.settle()
-	return entries, tokens
+	return g
 }
 
 // say keeps the first tag's text for a mark: later ones came when nothing was left to take. Callers hold mu.
@@ -170,35 +183,73 @@ func (t *table) say(mark uint32, tag string) {
 	}
 }
 
-// revokeKid does the same for the kid's session; found is false where it has none.
-func (t *table) revokeKid(kid string) (e revocation, tokens int, found bool) {
+// revokeSessions does the same for the sessions that match.
+func (t *table) revokeSessions(match func(*holder) bool) gone {
+	var g gone
+	t.mu.Lock()
+	for mark, h := range t.byMark {
+		if match(h) {
+			t.forget(mark, &g)
+		}
+	}
+	t.told.tell(wire.Revoked{Marks: g.marks()})
+	t.mu.Unlock()
+	t.settle()
+	return g
+}
+
+// revokeKid does the same for the kid's session, if it has one.
+func (t *table) revokeKid(kid string) gone {
+	var g gone
 	t.mu.Lock()
 	if h := t.byKid[kid]; h != nil {
-		found = true
-		e, tokens = t.forget(h.mark)
+		t.forget(h.mark, &g)
+		t.told.tell(wire.Revoked{Marks: g.marks()})
 	}
 	t.mu.Unlock()
 	t.settle()
-	return e, tokens, found
+	return g
 }
 
-// forget removes the mark's session. Callers hold mu for writing.
-func (t *table) forget(mark uint32) (revocation, int) {
+// gone is what a revocation took.
+type gone struct {
+	entries []revocation
+	holders []*holder // those that there were
+	tokens  int
+}
+
+func (g *gone) marks() []uint32 {
+	out := make([]uint32, len(g.entries))
+	for i, e := range g.entries {
+		out[i] = e.Mark
+	}
+	return out
+}
+
+// forget takes the mark's session out: from then on none of its tokens is found. Callers hold mu for writing.
+func (t *table) forget(mark uint32, g *gone) {
 	e := revocation{Mark: mark}
-	h := t.byMark[mark]
-	if h != nil {
+	if h := t.byMark[mark]; h != nil {
 		e.Session, e.Kid = h.session, h.kid
-		for _, d := range h.digests {
-			delete(t.grants, d)
-		}
 		delete(t.byMark, mark)
 		delete(t.byKid, h.kid)
+		g.holders, g.tokens = append(g.holders, h), g.tokens+h.left
 	}
 	t.revoked.add(e)
-	if h == nil {
-		return e, 0
+	g.entries = append(g.entries, e)
+}
+
+// clear frees what the tokens of dead sessions took. A few at a time: uses wait for none of it.
+func (t *table) clear(holders []*holder) {
+	for _, h := range holders {
+		t.mu.Lock()
+		for _, d := range h.digests {
+			if t.grants[d].holder == h {
+				delete(t.grants, d)
+			}
+		}
+		t.mu.Unlock()
 	}
-	return e, len(h.digests)
 }
 
 // settle waits until every acceptance that was decided before has been delivered or given up. deliver bounds

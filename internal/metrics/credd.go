@@ -10,10 +10,10 @@ import (
 
 // Credd counts what credd does. Make one with NewCredd.
 type Credd struct {
-	minted, forgotten, revocations prometheus.Counter
-	used, mintRefused              *prometheus.CounterVec
-	revokeSeconds                  prometheus.Histogram
-	sessions, tokens, secrets      prometheus.Gauge
+	minted, forgotten, revocations, expired prometheus.Counter
+	used, mintRefused                       *prometheus.CounterVec
+	revokeSeconds                           prometheus.Histogram
+	sessions, tokens, secrets               prometheus.Gauge
 }
 
 // NewCredd registers credd's metrics in r.
@@ -28,6 +28,7 @@ func NewCredd(r *Registry) *Credd {
 	return &Credd{
 		minted:      counter("tagout_credd_tokens_minted_total", "Tokens given to sessions."),
 		forgotten:   counter("tagout_credd_tokens_revoked_total", "Tokens forgotten by revocations."),
+		expired:     counter("tagout_credd_tokens_expired_total", "Tokens whose lifetime was over."),
 		revocations: counter("tagout_credd_revocations_total", "Revocations acknowledged."),
 		used: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "tagout_credd_token_uses_total", Help: "Decisions about a token; reason ok is an acceptance."}, []string{"reason"}),
@@ -57,6 +58,9 @@ func (c *Credd) Revoked(tokens int, took time.Duration) {
 	c.forgotten.Add(float64(tokens))
 	c.revokeSeconds.Observe(took.Seconds())
 }
+
+// Expired adds tokens whose lifetime was over.
+func (c *Credd) Expired(tokens int) { c.expired.Add(float64(tokens)) }
 
 // Held sets what is held now.
 func (c *Credd) Held(sessions, tokens, secrets int) {

@@ -80,6 +80,14 @@ type Mint struct {
 	File     string        `json:"file,omitempty"`        // absolute, below the workspace: holds a JWT itself; empty with Env
 }
 
+// NotKey says that something which looks like a long-lived key is none, in one file or one variable.
+type NotKey struct {
+	File   string `json:"file,omitempty"` // a path in the kid, or a path.Match pattern of paths; empty with Env
+	Env    string `json:"env,omitempty"`  // a variable; empty with File
+	Rule   string `json:"rule"`           // gitleaks' id of the rule that found it
+	Reason string `json:"reason"`         // for the record
+}
+
 // Stop is the card's stop section.
 type Stop struct {
 	Authority string        `json:"authority"` // the named person

@@ -11,6 +11,9 @@
 //	               DELETE /v1/sessions/{kid}       forgets its tokens; uid 0 and killswitchd
 //	               POST   /v1/revoke               RevokeRequest -> RevokeReply; uid 0 and killswitchd
 //	               POST   /v1/resolve              ResolveRequest -> ResolveReply; only the proxy
+//	               GET    /v1/tokens               []TokenInfo; query kid, session, id or secret; only uid 0
+//	               POST   /v1/tokens/revoke        TokenRevokeRequest -> TokenRevokeReply; only uid 0
+//	               GET    /v1/revocations          stream of Revoked, one JSON a line; only the proxy
 //	               POST   /introspect              form token=… -> Introspection (RFC 7662); the group
 //	               PUT    /v1/vault/{name}         VaultEntry -> VaultInfo; only uid 0
 //	               POST   /v1/vault/{name}/rotate  RotateRequest -> VaultInfo; only uid 0

@@ -32,13 +32,17 @@ type Plan struct {
 	Secrets   []session.Secret
 	Mints     []session.Mint `json:",omitempty"`
 	Env       map[string]string
-	Limits    runtime.Limits
-	Owner     string        // for the budget of kids
-	Idle      time.Duration // after which it is destroyed when nothing runs in it; 0: never
-	Lifetime  time.Duration // after which it is destroyed; 0: never
-	Stop      session.Stop
-	InitArgs  []string `json:",omitempty"` // for kid-init; none: it only waits
-	Proof     bool     `json:",omitempty"` // killswitchd's own kid, for one proof
+
+	TokenLifetime time.Duration    `json:",omitempty"` // of the session's tokens; 0: what the box allows
+	NotKeys       []session.NotKey `json:",omitempty"` // what may look like a key in what it is given
+
+	Limits   runtime.Limits
+	Owner    string        // for the budget of kids
+	Idle     time.Duration // after which it is destroyed when nothing runs in it; 0: never
+	Lifetime time.Duration // after which it is destroyed; 0: never
+	Stop     session.Stop
+	InitArgs []string `json:",omitempty"` // for kid-init; none: it only waits
+	Proof    bool     `json:",omitempty"` // killswitchd's own kid, for one proof
 }
 
 // Request asks for a kid.

@@ -148,7 +148,7 @@ func (m *Manager) mintTokens(ctx context.Context, k *kid) error {
 		return nil
 	}
 	s := &k.rec.Session
-	ask := wire.MintRequest{Kid: k.name, Session: s.ID, Card: s.Card, Mark: s.Mark, Secrets: []wire.MintSecret{}}
+	ask := wire.MintRequest{Kid: k.name, Session: s.ID, Card: s.Card, Mark: s.Mark, Secrets: []wire.MintSecret{}, TTL: k.rec.Plan.TokenLifetime}
 	for _, secret := range s.Secrets {
 		ask.Secrets = append(ask.Secrets, wire.MintSecret{Name: secret.Name})
 	}
