@@ -11,6 +11,7 @@ import (
 
 	"tagout/internal/policy"
 	"tagout/internal/reason"
+	"tagout/internal/tokenshape"
 )
 
 const (
@@ -183,6 +184,9 @@ func (f *Filter) lookup(k *kid, q dns.Question) *answer {
 		return k.reverse(q, addr)
 	}
 	name, d := k.policy.Lookup(q.Name)
+	if tokenshape.First(q.Name) != "" { // whatever else is said about it
+		d = policy.Decision{Reason: reason.TokenScope, Detail: "a token in a name that is looked up"}
+	}
 	if d.Verdict != policy.Allow {
 		a := refused(d.Reason, d.Detail)
 		a.name = name

@@ -140,7 +140,7 @@ func (f *Filter) record(q *query, a *answer) {
 	if q.kid != nil {
 		group = q.kid.group(outcome)
 	}
-	if a.code == reason.Canary { // whatever else is refused at the same time: killswitchd waits for it
+	if a.code == reason.Canary || a.code == reason.TokenScope { // whatever else is refused at the same time: killswitchd waits for it
 		group, key, add = group+" canary", a.name, f.tally.Add
 	}
 	add(group, key, func() audit.Record {

@@ -146,6 +146,7 @@ func (b *factBook) line(line []byte, log string, _ int64) {
 		b.event(trip.Canary, line)
 	case bytes.Contains(line, lineMisuse):
 		b.event(trip.TokenMisuse, line)
+		b.event(trip.Canary, line) // a token is bait, too: nobody has a reason to show it where it does not belong
 	}
 	if counts(daemon, line) {
 		if f := b.of(line); f != nil {

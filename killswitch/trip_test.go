@@ -235,6 +235,9 @@ func TestTripReadsTheLogs(t *testing.T) {
 	if got := g.t1.facts.seen(now, k1, misuse); got.Value != 1 {
 		t.Errorf("a misused token: %+v", got)
 	}
+	if got := g.t1.facts.seen(now, k1, canary); got.Value != 1 {
+		t.Errorf("a misused token is no canary: %+v", got)
+	}
 	if got := g.t1.facts.seen(now, k1, gapRule); got.Value != 0 {
 		t.Errorf("a gap: %+v", got)
 	}

@@ -40,7 +40,6 @@ type Processes interface {
 // Recorder takes audit records. It must not block.
 type Recorder interface {
 	Log(r audit.Record)
-	AddSecret(value string)
 }
 
 // Metrics is what the proxy counts.

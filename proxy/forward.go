@@ -128,7 +128,7 @@ func (x *exchange) send(r *http.Request) *http.Response {
 			resp.Body.Close() // refused
 			return x.refuse(refusal{reason.AmbiguousHTTP, "the server switches protocols without being asked", x.rule})
 		}
-		return resp // goproxy relays; the sockets count
+		return x.upgraded(resp, m)
 	}
 	dropHopFields(resp.Header)
 	if m != nil && !uncompress(r, resp) {

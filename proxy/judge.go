@@ -41,6 +41,8 @@ type exchange struct {
 	down    atomic.Int64
 	broken  error                   // why the answer's body ended early
 	torn    atomic.Pointer[string]  // how the request's body ended early; nil where it did not
+	leak    atomic.Pointer[refusal] // a token stood in what followed the head; nil where none did
+	held    int                     // bytes booked on the session for the body; owned by the goroutine that judges
 	ended   atomic.Pointer[refusal] // why it was ended from outside
 
 	mu     sync.Mutex
@@ -136,6 +138,7 @@ func (x *exchange) begin(out *responder, cancel context.CancelFunc) {
 
 func (x *exchange) over() {
 	x.c.release(x)
+	x.c.giveBack(x.held)
 	x.mu.Lock()
 	x.out = nil
 	x.mu.Unlock()
@@ -164,6 +167,9 @@ func (p *Proxy) judge(x *exchange, r *http.Request) *refusal {
 	}
 	if x.path = r.URL.EscapedPath(); x.path == "" {
 		x.path = "/"
+	}
+	if why := x.c.strayName(x.head.method+" "+x.head.host+" "+x.head.authority, nil); why != nil { // whatever else is wrong with it
+		return why
 	}
 	if why := x.aim(); why != nil {
 		return why
@@ -268,6 +274,7 @@ func (x *exchange) rewrite(r *http.Request) {
 	if !x.head.tunnel {
 		r.Header.Del("Upgrade")
 	}
+	r.Header.Del("Sec-Websocket-Extensions") // they hide what is in the frames
 	if _, ok := r.Header["User-Agent"]; !ok {
 		r.Header["User-Agent"] = []string{""} // or the client would put in its own
 	}
@@ -346,7 +353,7 @@ func (x *exchange) record() {
 		}
 	}
 	x.c.p.cfg.Metrics.Request(outcome, code)
-	r := x.c.record(audit.EventRequest, outcome, code, detail)
+	r := x.c.record(audit.EventRequest, outcome, code, x.unsaid(detail))
 	if x.target.name != "" {
 		r.Dst.Name, r.Dst.Port = x.target.name, x.target.port
 	}
@@ -367,6 +374,14 @@ func (x *exchange) record() {
 		r.Fields["status"] = strconv.Itoa(x.status)
 	}
 	x.c.p.cfg.Audit.Log(r)
+}
+
+// unsaid is text that may quote what a server said, without the secrets that the request carried.
+func (x *exchange) unsaid(text string) string {
+	if text == "" {
+		return ""
+	}
+	return newMask(x.swapped).text(text)
 }
 
 // countedBody counts what is read of a request's body, and notices when it ends early.
@@ -405,8 +420,11 @@ func (x *exchange) tear(err error) {
 	x.torn.CompareAndSwap(nil, &how)
 }
 
-// fault says what was wrong with the request's body, nil where nothing was.
+// fault says what was wrong with the request's body, or with what followed it on a WebSocket; nil where nothing was.
 func (x *exchange) fault() *refusal {
+	if why := x.leak.Load(); why != nil {
+		return why
+	}
 	if !x.layer.h2 {
 		if why := x.layer.bodyFault(); why != nil {
 			return why

@@ -243,6 +243,9 @@ func (p *Proxy) serveConnect(x *exchange, w http.ResponseWriter) {
 	default:
 		d = c.aim(target{name, port})
 	}
+	if why := c.strayName(x.head.target, nil); why != nil { // whatever else is wrong with it
+		d = policy.Decision{Reason: why.code, Detail: why.detail}
+	}
 	if d.Verdict == policy.Allow { // a refusal says more now than it can inside the tunnel
 		if why := p.claim(c.ctx, c.sess.current(), c.sess.doc.Mark, name); why != nil {
 			d = policy.Decision{Rule: d.Rule, Reason: why.code, Detail: why.detail}

@@ -17,12 +17,20 @@ import (
 const minMasked = 6
 
 // mask blanks secrets in a stream, byte for byte, so that lengths stay. It holds back only bytes that may be
-// the beginning of a secret, and nothing for longer than the stream lasts.
+// the beginning of a secret, and nothing for longer than the stream lasts. What it blanks does not depend on the pieces
+// in which the stream comes: every byte of every occurrence of a secret, and no other.
 type mask struct {
 	values [][]byte
-	held   []byte // may be the beginning of a secret
+	held   veil   // may be the beginning of a secret
 	ready  []byte // masked, not handed out yet
 	err    error  // of the stream, once held is handed out
+}
+
+// veil is text in which secrets were looked for.
+type veil struct {
+	text   []byte // as it came
+	hidden []bool // byte by byte: part of a secret
+	seen   int    // of text that was looked through
 }
 
 // newMask returns a mask for the secrets, nil where there is nothing to mask.
@@ -84,14 +92,31 @@ func (m *mask) text(s string) string {
 		return s
 	}
 	for _, v := range m.values {
-		s = strings.ReplaceAll(s, string(v), strings.Repeat("*", len(v)))
+		if strings.Contains(s, string(v)) {
+			var whole veil
+			whole.add([]byte(s), m.values)
+			return string(whole.take(len(s)))
+		}
 	}
 	return s
 }
 
-// header blanks secrets in the values of header or trailer fields.
+// names says whether a text that lost its case holds a secret.
+func (m *mask) names(s string) bool {
+	return m != nil && slices.ContainsFunc(m.values, func(v []byte) bool {
+		return strings.Contains(strings.ToLower(s), strings.ToLower(string(v)))
+	})
+}
+
+// header blanks secrets in the values of header or trailer fields, and drops fields that are named after one.
 func (m *mask) header(h http.Header) {
-	for _, values := range h {
+	if m == nil {
+		return
+	}
+	for name, values := range h {
+		if m.names(name) {
+			delete(h, name)
+		}
 		for i := range values {
 			values[i] = m.text(values[i])
 		}
@@ -108,44 +133,66 @@ func (m *mask) read(r io.Reader, p []byte) (int, error) {
 			return 0, m.err
 		}
 		n, err := r.Read(p)
-		m.held = append(m.held, p[:n]...)
+		m.held.add(p[:n], m.values)
 		m.err = err
-		m.blank()
+		m.ready = m.held.take(len(m.held.text) - m.held.undecided(m.values, err != nil))
 	}
 	n := copy(p, m.ready)
 	m.ready = m.ready[n:]
 	return n, nil
 }
 
-// blank masks what is whole and moves everything that cannot be part of a secret any more to ready.
-func (m *mask) blank() {
-	for _, v := range m.values {
-		for from := 0; ; {
-			i := bytes.Index(m.held[from:], v)
+// add looks for the values in what follows.
+func (v *veil) add(next []byte, values [][]byte) {
+	v.text = append(v.text, next...)
+	v.hidden = append(v.hidden, make([]bool, len(next))...)
+	for _, value := range values {
+		for from := max(0, v.seen-len(value)+1); ; from++ {
+			i := bytes.Index(v.text[from:], value)
 			if i < 0 {
 				break
 			}
-			for j := range v {
-				m.held[from+i+j] = '*'
+			from += i
+			for j := range value {
+				v.hidden[from+j] = true
 			}
-			from += i + len(v)
 		}
 	}
+	v.seen = len(v.text)
+}
+
+// undecided returns how many of the last bytes may be the beginning of a value; none where nothing follows.
+func (v *veil) undecided(values [][]byte, over bool) int {
 	keep := 0
-	if m.err == nil {
-		for _, v := range m.values {
-			keep = max(keep, overlap(m.held, v))
+	if !over {
+		for _, value := range values {
+			keep = max(keep, overlap(v.text, value))
 		}
 	}
-	cut := len(m.held) - keep
-	m.ready = append(m.ready[:0:0], m.held[:cut]...)
-	m.held = append(m.held[:0:0], m.held[cut:]...)
+	return keep
+}
+
+// take returns the first n bytes without the values, and forgets them.
+func (v *veil) take(n int) []byte {
+	out := make([]byte, n)
+	for i := range out {
+		if out[i] = v.text[i]; v.hidden[i] {
+			out[i] = '*'
+		}
+	}
+	clear(v.text[:n])
+	v.text, v.hidden, v.seen = append(v.text[:0:0], v.text[n:]...), append(v.hidden[:0:0], v.hidden[n:]...), v.seen-n
+	return out
 }
 
 // overlap returns the length of the longest end of b that v begins with.
 func overlap(b, v []byte) int {
+	if len(b) == 0 {
+		return 0
+	}
+	last := b[len(b)-1]
 	for n := min(len(b), len(v)-1); n > 0; n-- {
-		if bytes.HasSuffix(b, v[:n]) {
+		if v[n-1] == last && bytes.HasSuffix(b, v[:n]) {
 			return n
 		}
 	}

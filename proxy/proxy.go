@@ -256,7 +256,12 @@ func (p *Proxy) tunnel(c *conn, t target, rule *policy.Rule, first, ahead []byte
 	c.mu.Lock()
 	c.tunnel = u.tcp
 	c.mu.Unlock()
-	err = c.pass(u, upward, u.tcp, first)
+	if rule.Protocol == policy.TCP {
+		err = c.firstBytes(first, rule)
+	}
+	if err == nil {
+		err = c.pass(u, upward, u.tcp, first)
+	}
 	if err == nil && rule.Protocol == policy.TLS {
 		err = c.watchRetry(u, t.name, ahead)
 	}
@@ -267,6 +272,7 @@ func (p *Proxy) tunnel(c *conn, t target, rule *policy.Rule, first, ahead []byte
 	switch {
 	case errors.As(err, &why):
 		c.blame(why.code, why.detail)
+		c.recordStray(why)
 	case err != nil:
 		c.say("broken off: " + oneLine(err))
 	}

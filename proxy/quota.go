@@ -223,6 +223,26 @@ func (c *conn) hold(n int) bool {
 	return true
 }
 
+// hold books n bytes until the exchange is over; false where the session's share is used up.
+func (x *exchange) hold(n int) bool {
+	if !x.c.hold(n) {
+		return false
+	}
+	x.held += n
+	return true
+}
+
+// giveBack gives back n bytes of what hold booked for the connection.
+func (c *conn) giveBack(n int) {
+	if n == 0 {
+		return
+	}
+	c.sess.mu.Lock()
+	c.sess.buffered -= int64(n)
+	c.held -= int64(n)
+	c.sess.mu.Unlock()
+}
+
 // letGo gives back all that hold booked for the connection.
 func (c *conn) letGo() {
 	if c.sess == nil || c.held == 0 {

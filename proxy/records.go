@@ -128,6 +128,14 @@ func (c *conn) recordClosed() {
 	c.p.cfg.Audit.Log(r)
 }
 
+// recordStray writes that a token was found in a connection that was let pass; nothing where why is about anything else.
+func (c *conn) recordStray(why refusal) {
+	switch why.code {
+	case reason.TokenScope, reason.TokenUnknown, reason.Canary, reason.Tagged:
+		c.p.cfg.Audit.Log(c.record(audit.EventTokenRefused, why.outcome(), why.code, why.detail))
+	}
+}
+
 // recordPolicy writes that a session's policy was taken over or taken away.
 func (p *Proxy) recordPolicy(event string, e *entry, outcome string, code reason.Code, detail string, cut int) {
 	r := audit.Record{

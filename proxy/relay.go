@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"tagout/internal/policy"
 )
 
 // relay moves bytes both ways until both directions have ended. The end of one direction is passed on as
@@ -15,6 +17,7 @@ import (
 // other side took is counted.
 func relay(c *conn, u *upstream) error {
 	up, down := newFlow(c, u, upward, u.tcp, c.client), newFlow(c, u, downward, c.client, u.tcp)
+	up.look = u.rule.Protocol == policy.TCP
 	var ended atomic.Int32
 	var upErr error
 	var wg sync.WaitGroup
@@ -61,7 +64,8 @@ type flow struct {
 	// Owned by run.
 	pipe *pipe
 	buf  *[relayBuf]byte
-	n    int // moved by the last pull, or still in the pipe
+	look bool // src has shown nothing yet, and what it shows first is looked at
+	n    int  // moved by the last pull, or still in the pipe
 	err  error
 }
 
@@ -119,6 +123,17 @@ func (f *flow) rest() {
 // pullStep takes the next bytes from src. It returns false while there are none (syscall.RawConn), with
 // nothing held.
 func (f *flow) pullStep(fd uintptr) bool {
+	if f.look {
+		seen, err := peek(int(fd))
+		if errors.Is(err, unix.EAGAIN) {
+			return false
+		}
+		f.look = false
+		if err := f.c.firstBytes(seen, f.u.rule); err != nil {
+			f.n, f.err = 0, err
+			return true
+		}
+	}
 	if f.pipe == nil && f.buf == nil {
 		if !f.u.meter.limited(f.way) {
 			f.pipe = takePipe()
@@ -145,6 +160,29 @@ func (f *flow) pullStep(fd uintptr) bool {
 		}
 		return true
 	}
+}
+
+// firstLook is how much of what a tunnel carries is looked at: what one segment brings, and what a client says before
+// it waits for an answer.
+const firstLook = 16 << 10
+
+// peek returns what can be read from a socket, and leaves it there.
+func peek(fd int) ([]byte, error) {
+	buf := make([]byte, firstLook)
+	for {
+		n, _, err := unix.Recvfrom(fd, buf, unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		if !errors.Is(err, unix.EINTR) {
+			return buf[:max(n, 0)], err
+		}
+	}
+}
+
+// firstBytes refuses a tunnel that nobody looks into when a token is in what it brings first. The error is a refusal.
+func (c *conn) firstBytes(seen []byte, rule *policy.Rule) error {
+	if why := c.strayText(string(seen), inTunnel, "a token in the first bytes of a tunnel, where none is swapped", rule); why != nil {
+		return *why
+	}
+	return nil
 }
 
 // drain empties the pipe into dst.

@@ -20,6 +20,9 @@ func (p *Proxy) serveTLS(c *conn, t target, rule *policy.Rule, seen []byte) {
 		if code, detail := h.judge(t.name); code != reason.OK {
 			err = &helloError{code, detail}
 		}
+		if why := c.strayName(h.serverName, rule); why != nil {
+			err = *why
+		}
 	}
 	if err != nil {
 		x := helloRefusal(err, rule)

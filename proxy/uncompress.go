@@ -1,44 +1,69 @@
 package proxy
 
 import (
+	"bufio"
 	"compress/gzip"
+	"compress/zlib"
 	"io"
 	"net/http"
 	"strings"
+
+	"github.com/andybalholm/brotli"
+	"github.com/klauspost/compress/flate"
+	"github.com/klauspost/compress/zstd"
 )
+
+// decoders read the content codings that are registered for HTTP (RFC 9110, 8.4.1; RFC 7932; RFC 8878), in the calling
+// goroutine. They hold nothing but memory.
+var decoders = map[string]func(io.Reader) (io.Reader, error){
+	"gzip":    func(r io.Reader) (io.Reader, error) { return gzip.NewReader(r) },
+	"x-gzip":  func(r io.Reader) (io.Reader, error) { return gzip.NewReader(r) },
+	"deflate": inflate,
+	"br":      func(r io.Reader) (io.Reader, error) { return brotli.NewReader(r), nil },
+	"zstd": func(r io.Reader) (io.Reader, error) {
+		return zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(maxWindow))
+	},
+}
+
+// maxWindow is the largest window that RFC 8878 wants receivers to support, and RFC 9659 senders to keep to.
+const maxWindow = 8 << 20
+
+// inflate reads what is meant by deflate, with the frame of RFC 1950, or without it as some send it.
+func inflate(r io.Reader) (io.Reader, error) {
+	br := bufio.NewReader(r)
+	head, err := br.Peek(2)
+	if err == nil && head[0]&0x0f == 8 && (uint(head[0])<<8|uint(head[1]))%31 == 0 {
+		return zlib.NewReader(br)
+	}
+	return flate.NewReader(br), nil
+}
 
 // uncompress makes an answer readable that a server compressed although the request did not allow it, as some do
 // with what they keep compressed: secrets in it could not be masked otherwise. It returns false where it cannot.
 func uncompress(r *http.Request, resp *http.Response) bool {
 	coding := strings.ToLower(strings.TrimSpace(strings.Join(resp.Header.Values("Content-Encoding"), ",")))
+	decode := decoders[coding]
 	switch {
 	case coding == "" || coding == "identity":
 		return true
 	case r.Method == http.MethodHead || resp.StatusCode == http.StatusNoContent || resp.StatusCode == http.StatusNotModified:
 		return true // there is no body
-	case coding != "gzip" && coding != "x-gzip" || resp.StatusCode == http.StatusPartialContent:
+	case decode == nil || resp.StatusCode == http.StatusPartialContent:
 		return false
 	}
 	resp.Header.Del("Content-Encoding")
 	resp.Header.Del("Content-Length")
 	resp.ContentLength, resp.Uncompressed = -1, true
-	resp.Body = &gunzip{ReadCloser: resp.Body}
+	packed := resp.Body
+	resp.Body = &plainBody{packed: packed, lazyReader: lazyReader{open: func() (io.Reader, error) { return decode(packed) }}}
 	return true
 }
 
-// gunzip reads a gzip stream (RFC 1952) as plain text. It waits for the first byte until it is read.
-type gunzip struct {
-	io.ReadCloser
-	plain *gzip.Reader
-	err   error // of the header
+// plainBody reads a compressed body as plain text. It waits for the first byte until it is read.
+type plainBody struct {
+	lazyReader
+	packed io.Closer
 }
 
-func (g *gunzip) Read(p []byte) (int, error) {
-	if g.plain == nil && g.err == nil {
-		g.plain, g.err = gzip.NewReader(g.ReadCloser)
-	}
-	if g.err != nil {
-		return 0, g.err
-	}
-	return g.plain.Read(p)
-}
+// Close implements io.Closer.
+func (b *plainBody) Close() error { return b.packed.Close() }

@@ -84,7 +84,6 @@ func (fakeProcesses) Process(kid netip.AddrPort, proto uint8) (audit.Process, bo
 type recorder struct {
 	mu      sync.Mutex
 	records []audit.Record
-	secrets []string
 	more    chan struct{}
 }
 
@@ -96,12 +95,6 @@ func (r *recorder) Log(rec audit.Record) {
 	r.records = append(r.records, rec)
 	close(r.more)
 	r.more = make(chan struct{})
-}
-
-func (r *recorder) AddSecret(value string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.secrets = append(r.secrets, value)
 }
 
 func (r *recorder) all() []audit.Record {

@@ -120,7 +120,8 @@ var owned = map[string][]string{
 	"github.com/spiffe/go-spiffe/v2": {"tagout/internal/issuer"},
 
 	"github.com/google/go-containerregistry": {"tagout/sandboxd/image/oci"},
-	"github.com/klauspost/compress":          {"tagout/sandboxd/image/oci"},
+	"github.com/klauspost/compress":          {"tagout/sandboxd/image/oci", "tagout/proxy"}, // zstd
+	"github.com/andybalholm/brotli":          {"tagout/proxy"},
 	"github.com/zricethezav/gitleaks/v8":     {"tagout/internal/leaks"},
 }
 
