@@ -54,19 +54,21 @@ type Metrics interface {
 
 // Config is what a Proxy needs. Fields are required unless their comment says otherwise.
 type Config struct {
-	Gateway   netip.Addr        // the address that both listeners are bound to
-	Virtual   netip.Prefix      // the addresses that stand for names
-	OwnsMark  func(uint32) bool // nil: any mark but 0
-	Names     Names
-	Tokens    Tokens
-	Processes Processes // nil: records lack the process
-	Audit     Recorder
-	Metrics   Metrics
-	Log       *slog.Logger
-	CA        *CA
-	Resolvers []netip.AddrPort // none: every name fails to resolve
-	Roots     *x509.CertPool   // what upstream certificates are checked against; nil: the system's
-	Limits    Limits           // zero fields get defaults
+	Gateway  netip.Addr        // the address that both listeners are bound to
+	Virtual  netip.Prefix      // the addresses that stand for names
+	OwnsMark func(uint32) bool // nil: any mark but 0
+	Names    Names
+	Tokens   Tokens
+	// Revocations tells what is revoked; see RevocationsOver. nil: nobody does, and nothing is cut for it.
+	Revocations func(ctx context.Context, fn func(wire.Revoked)) error
+	Processes   Processes // nil: records lack the process
+	Audit       Recorder
+	Metrics     Metrics
+	Log         *slog.Logger
+	CA          *CA
+	Resolvers   []netip.AddrPort // none: every name fails to resolve
+	Roots       *x509.CertPool   // what upstream certificates are checked against; nil: the system's
+	Limits      Limits           // zero fields get defaults
 
 	// Grantor returns the flag of `tagout grant` that says who grants something here, for refusals; nil: the usual one.
 	Grantor func() string

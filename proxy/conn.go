@@ -79,7 +79,7 @@ func (p *Proxy) newConn(tc *sock, via string) *conn {
 		p: p, id: ulid.Make().String(), via: via, client: tc, start: now, progress: now,
 		kid: tc.remote, upstreams: map[*upstream]struct{}{},
 	}
-	c.ctx, c.cancel = context.WithCancel(p.ctx)
+	c.ctx, c.cancel = context.WithCancel(context.WithValue(p.ctx, connKey{}, c))
 	return c
 }
 

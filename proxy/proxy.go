@@ -28,6 +28,7 @@ type Proxy struct {
 	web      *http.Server // reads the requests of judged connections
 	feed     *feed        // hands those connections to it
 	mitm     *goproxy.ProxyHttpServer
+	carrying *carrying // is cfg.Tokens
 	floods   floods
 	running  sync.WaitGroup // connections
 }
@@ -38,6 +39,8 @@ func New(cfg Config) (*Proxy, error) {
 		return nil, fmt.Errorf("setting up the proxy: %w", err)
 	}
 	p := &Proxy{cfg: cfg, sessions: newTable(), resolver: &resolver{servers: cfg.Resolvers, mark: cfg.Mark}}
+	p.carrying = &carrying{Tokens: cfg.Tokens, watched: cfg.Revocations != nil, conns: map[*conn][]string{}}
+	p.cfg.Tokens = p.carrying
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	p.feed = newFeed()
 	p.mitm = p.newMITM()
@@ -120,6 +123,9 @@ func (p *Proxy) Serve(ctx context.Context, explicit, transparent *net.TCPListene
 	loops.Go(func() { errs <- p.acceptLoop(ctx, transparent, viaTransparent); stop() })
 	loops.Go(func() { errs <- p.serveWeb(ctx); stop() })
 	loops.Go(func() { p.reap(ctx) })
+	if p.cfg.Revocations != nil {
+		loops.Go(func() { p.carrying.watch(ctx, p.cfg.Revocations) })
+	}
 	loops.Go(func() { trimPipes(ctx) })
 	<-ctx.Done()
 	explicit.Close()    // ends its loop
@@ -198,6 +204,7 @@ func (c *conn) end() {
 		tc.Close() // nothing is lost
 	}
 	c.client.Close() // nothing is lost
+	c.p.carrying.forget(c)
 	c.recordClosed()
 }
 

@@ -49,9 +49,12 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 	people := authority.NewBook(d.Inst.AuthorityFile(), 0)
 	p, err := proxy.New(proxy.Config{
 		Gateway: d.Inst.Gateway(), Virtual: d.Inst.VirtualNet(),
-		OwnsMark:  func(mark uint32) bool { return d.Inst.OwnsMark(mark) && mark != d.Inst.BoxMark() },
-		Names:     proxy.NamesOver(control.NewClient(d.Inst.Socket(instance.DNSFilter))),
-		Tokens:    proxy.TokensOver(control.NewClient(d.Inst.Socket(instance.Credd))),
+		OwnsMark: func(mark uint32) bool { return d.Inst.OwnsMark(mark) && mark != d.Inst.BoxMark() },
+		Names:    proxy.NamesOver(control.NewClient(d.Inst.Socket(instance.DNSFilter))),
+		Tokens:   proxy.TokensOver(control.NewClient(d.Inst.Socket(instance.Credd))),
+
+		Revocations: proxy.RevocationsOver(control.NewClient(d.Inst.Socket(instance.Credd))),
+
 		Processes: processes, Audit: d.Audit, Metrics: metrics.NewProxy(d.Metrics), Log: d.Log,
 		Grantor: func() string { return people.GrantorFlag(time.Now()) },
 		CA:      ca, Resolvers: d.Box.Resolvers, Roots: roots,

@@ -57,7 +57,7 @@ func TestTokensAreListedAndRevokedByWhatNamesThem(t *testing.T) {
 					tokens[kid+"/"+name] = token
 				}
 			}
-			sel := c.sel("kid1", TokenID(tokens["kid1/a"]))
+			sel := c.sel("kid1", wire.TokenID(tokens["kid1/a"]))
 			if all := b.tokens(""); len(all) != 3 {
 				t.Fatalf("%d tokens are listed", len(all))
 			}
@@ -186,10 +186,10 @@ func TestTheProxyHearsOfEveryRevocation(t *testing.T) {
 	token := b.mint("kid1", testMark, "a")
 	b.mint("kid2", testMark+1, "a")
 	b.mint("kid3", testMark+2, "a")
-	if err := b.call("POST", "/v1/tokens/revoke", wire.TokenRevokeRequest{TokenSelection: wire.TokenSelection{ID: TokenID(token)}}, nil); err != nil {
+	if err := b.call("POST", "/v1/tokens/revoke", wire.TokenRevokeRequest{TokenSelection: wire.TokenSelection{ID: wire.TokenID(token)}}, nil); err != nil {
 		t.Fatal(err)
 	}
-	if r := next(); !slices.Equal(r.Tokens, []string{TokenID(token)}) {
+	if r := next(); !slices.Equal(r.Tokens, []string{wire.TokenID(token)}) {
 		t.Errorf("heard %+v", r)
 	}
 	if err := b.call("DELETE", "/v1/sessions/kid2", nil, nil); err != nil {

@@ -45,9 +45,6 @@ type holder struct {
 	left               int           // tokens that are valid; guarded by the table's mu
 }
 
-// TokenID returns the name that records give a token.
-func TokenID(token string) string { return digest(sha256.Sum256([]byte(token))).id() }
-
 // grant is what one token stands for.
 type grant struct {
 	holder *holder

@@ -1,6 +1,16 @@
 package wire
 
-import "time"
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"time"
+)
+
+// TokenID returns the name that records give a token; it cannot be turned back into one.
+func TokenID(token string) string {
+	d := sha256.Sum256([]byte(token))
+	return hex.EncodeToString(d[:6])
+}
 
 // TokenInfo describes a session's token without the token. ID is what records call it (token_id).
 type TokenInfo struct {
