@@ -24,12 +24,9 @@ func (k *keeper) waitHealthy(ctx context.Context, c *child) error {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		var health wire.Health
-		err := client.Call(ctx, "GET", "/healthz", nil, &health)
+		err := client.Call(ctx, "GET", "/healthz", nil, nil)
 		if err == nil {
-			if health.Warning != "" {
-				k.cfg.Log.Warn("the daemon serves, but", "daemon", k.spec.Name, "warning", health.Warning)
-			}
+			k.warn(ctx, client)
 			return k.same(c)
 		}
 		select {
@@ -42,6 +39,14 @@ func (k *keeper) waitHealthy(ctx context.Context, c *child) error {
 			return fmt.Errorf("it is not healthy after %s: %w (log: %s)", k.cfg.Start, err, k.spec.LogFile)
 		case <-tick.C:
 		}
+	}
+}
+
+// warn passes on what is wrong with a daemon that serves.
+func (k *keeper) warn(ctx context.Context, client *control.Client) {
+	var health wire.Health
+	if err := client.Call(ctx, "GET", "/healthz", nil, &health); err == nil && health.Warning != "" {
+		k.cfg.Log.Warn("the daemon serves, but not as it should", "daemon", k.spec.Name, "warning", health.Warning)
 	}
 }
 
