@@ -90,6 +90,8 @@ func wants(names ...string) cobra.PositionalArgs {
 		switch {
 		case len(args) < len(names):
 			return fmt.Errorf("%s is missing", names[len(args)])
+		case len(names) == 0 && len(args) > 0:
+			return errors.New("there are arguments, and this command takes none")
 		case len(args) > len(names):
 			return fmt.Errorf("too many arguments: give %s alone", strings.Join(names, " "))
 		}

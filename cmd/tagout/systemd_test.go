@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/coreos/go-systemd/v22/unit"
+
+	"tagout/internal/instance"
 )
 
 const unitFile = "../../deploy/systemd/tagout@.service"
@@ -60,7 +62,8 @@ func TestTheUnitKeepsTheBoxUp(t *testing.T) {
 	have := readUnit(t)
 	for key, want := range map[string]string{
 		"Service.Type": "notify", "Service.NotifyAccess": "main", "Service.Restart": "always", "Service.OOMScoreAdjust": "-900",
-		"Service.KillMode": "mixed", "Service.NoNewPrivileges": "yes", "Service.LimitMEMLOCK": "infinity", "Unit.StartLimitIntervalSec": "0",
+		"Service.LoadCredentialEncrypted": instance.UnlockCredential + ":tagout-%i", // relative: one that is absent stops nothing
+		"Service.KillMode":                "mixed", "Service.NoNewPrivileges": "yes", "Service.LimitMEMLOCK": "infinity", "Unit.StartLimitIntervalSec": "0",
 	} {
 		if got := strings.Join(have[key], ","); got != want {
 			t.Errorf("%s is %q, want %q", key, got, want)

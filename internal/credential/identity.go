@@ -10,17 +10,9 @@ import (
 	"strings"
 
 	"filippo.io/age"
-)
 
-// How the identity lies on disk.
-const (
-	sealedNot        = "plain"      // whoever reads the file reads every secret
-	sealedPassphrase = "passphrase" // age's scrypt
-	sealedKey        = "key"        // to another X25519 identity, which systemd or a TPM keeps
+	"tagout/internal/vaultseal"
 )
-
-// sealedIntro begins every age file.
-const sealedIntro = "age-encryption.org/v1\n"
 
 // A passphrase of people costs about a second; more than twice as much is not theirs.
 const maxWorkFactor = 20
@@ -55,36 +47,20 @@ func readIdentity(path, vaultPath string) (*identityFile, error) {
 		return nil, fmt.Errorf("reading the vault's identity: %w", err)
 	}
 	f := &identityFile{path: path, raw: raw}
-	if f.how, err = howSealed(raw); err != nil {
+	if f.how, err = vaultseal.How(raw); err != nil {
 		return nil, fmt.Errorf("reading the vault's identity: %s %w: restore it from a backup", path, err)
 	}
-	if f.how == sealedNot && info.Mode().Perm()&0o077 != 0 {
+	if f.how == vaultseal.Plain && info.Mode().Perm()&0o077 != 0 {
 		return nil, fmt.Errorf("reading the vault's identity: %s has mode %04o, so others may have read it: rotate the secrets, then chmod 0600 it", path, info.Mode().Perm())
 	}
 	return f, nil
-}
-
-// howSealed tells a plain identity from sealed ones by their first lines.
-func howSealed(raw []byte) (string, error) {
-	rest, sealed := bytes.CutPrefix(raw, []byte(sealedIntro))
-	switch {
-	case !sealed && len(bytes.TrimSpace(raw)) == 0:
-		return "", errors.New("is empty")
-	case !sealed:
-		return sealedNot, nil
-	case bytes.HasPrefix(rest, []byte("-> scrypt ")):
-		return sealedPassphrase, nil
-	case bytes.HasPrefix(rest, []byte("-> X25519 ")):
-		return sealedKey, nil
-	}
-	return "", errors.New("is sealed in a way that this build does not know")
 }
 
 // open returns the identity. key is what opens a sealed one, as package documentation of Config.Unlock says; it is not
 // needed for a plain one. Errors quote nothing of either.
 func (f *identityFile) open(key []byte) (*age.X25519Identity, error) {
 	plain := f.raw
-	if f.how != sealedNot {
+	if f.how != vaultseal.Plain {
 		var err error
 		if plain, err = f.unseal(key); err != nil {
 			return nil, err
@@ -122,7 +98,7 @@ func (f *identityFile) unseal(key []byte) ([]byte, error) {
 }
 
 func (f *identityFile) opener(key []byte) (age.Identity, error) {
-	if f.how == sealedKey {
+	if f.how == vaultseal.Key {
 		if id := parseIdentity(key); id != nil {
 			return id, nil
 		}

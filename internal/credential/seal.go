@@ -6,6 +6,7 @@ import (
 
 	"filippo.io/age"
 
+	"tagout/internal/vaultseal"
 	"tagout/internal/wire"
 )
 
@@ -93,13 +94,13 @@ func sealTo(req *wire.SealRequest) (how string, to age.Recipient, err error) {
 	case ways != 1:
 		return "", nil, &badEntry{"say one of passphrase, recipient and plain"}
 	case req.Plain:
-		return sealedNot, nil, nil
+		return vaultseal.Plain, nil, nil
 	case req.Recipient != "":
 		to, err := age.ParseX25519Recipient(req.Recipient)
 		if err != nil {
 			return "", nil, &badEntry{"this is no age X25519 recipient: it begins with age1"}
 		}
-		return sealedKey, to, nil
+		return vaultseal.Key, to, nil
 	case len(req.Passphrase) < minPassphrase:
 		return "", nil, &badEntry{fmt.Sprintf("a passphrase has %d bytes or more", minPassphrase)}
 	}
@@ -107,7 +108,7 @@ func sealTo(req *wire.SealRequest) (how string, to age.Recipient, err error) {
 	if err != nil {
 		return "", nil, &badEntry{"this cannot be a passphrase"}
 	}
-	return sealedPassphrase, scrypt, nil
+	return vaultseal.Passphrase, scrypt, nil
 }
 
 // state describes how the identity lies, without anything that opens it.

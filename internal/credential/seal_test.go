@@ -14,6 +14,7 @@ import (
 
 	"tagout/internal/audit"
 	"tagout/internal/reason"
+	"tagout/internal/vaultseal"
 	"tagout/internal/wire"
 )
 
@@ -38,9 +39,9 @@ func TestASealedVaultDeniesEverythingUntilItIsOpened(t *testing.T) {
 		seal               wire.SealRequest
 		how                string
 	}{
-		{"passphrase", testPassphrase, "wrong horse battery staple", wire.SealRequest{Passphrase: testPassphrase}, sealedPassphrase},
-		{"key", key.String(), testPassphrase, wire.SealRequest{Recipient: key.Recipient().String()}, sealedKey},
-		{"key, and another key", "# for systemd\n" + key.String() + "\n", testKey(t).String(), wire.SealRequest{Recipient: key.Recipient().String()}, sealedKey},
+		{"passphrase", testPassphrase, "wrong horse battery staple", wire.SealRequest{Passphrase: testPassphrase}, vaultseal.Passphrase},
+		{"key", key.String(), testPassphrase, wire.SealRequest{Recipient: key.Recipient().String()}, vaultseal.Key},
+		{"key, and another key", "# for systemd\n" + key.String() + "\n", testKey(t).String(), wire.SealRequest{Recipient: key.Recipient().String()}, vaultseal.Key},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -148,7 +149,7 @@ func TestSealingThatCannotBe(t *testing.T) {
 			t.Errorf("%s: %v repeats it", name, err)
 		}
 	}
-	if got := b.svc.vault.state(); got.Sealed != sealedNot {
+	if got := b.svc.vault.state(); got.Sealed != vaultseal.Plain {
 		t.Errorf("the identity lies %s", got.Sealed)
 	}
 }
@@ -166,7 +167,7 @@ func TestSealingIsWholeOrNotAtAll(t *testing.T) {
 		t.Errorf("sealing ended with %v", err)
 	}
 	after, err := os.ReadFile(filepath.Join(dir, "identity.age"))
-	if err != nil || !bytes.Equal(before, after) || v.state().Sealed != sealedNot {
+	if err != nil || !bytes.Equal(before, after) || v.state().Sealed != vaultseal.Plain {
 		t.Errorf("the identity changed: %v, %+v", err, v.state())
 	}
 }
@@ -177,7 +178,7 @@ func TestDamagedSealsAreToldFromWrongKeys(t *testing.T) {
 		"the end is changed":   func(raw []byte) []byte { raw[len(raw)-1] ^= 1; return raw },
 		"the header is":        func(raw []byte) []byte { return bytes.Replace(raw, []byte("\n--- "), []byte("\n--- A"), 1) },
 		"it is cut off":        func(raw []byte) []byte { return raw[:len(raw)-20] },
-		"it is sealed oddly":   func([]byte) []byte { return []byte(sealedIntro + "-> piv-p256 abc\n") },
+		"it is sealed oddly":   func([]byte) []byte { return []byte(vaultseal.Intro + "-> piv-p256 abc\n") },
 		"it holds no identity": nil,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -216,8 +217,8 @@ func TestDamagedSealsAreToldFromWrongKeys(t *testing.T) {
 
 // TestAPassphraseThatWouldTakeForEverIsRefused: a file with a work factor of hours stops nothing.
 func TestAPassphraseThatWouldTakeForEverIsRefused(t *testing.T) {
-	raw := []byte(sealedIntro + "-> scrypt bG9uZyBlbm91Z2ggc2FsdA 30\nAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA\n--- AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA\n0123456789abcdef")
-	f := &identityFile{path: "identity.age", how: sealedPassphrase, raw: raw}
+	raw := []byte(vaultseal.Intro + "-> scrypt bG9uZyBlbm91Z2ggc2FsdA 30\nAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA\n--- AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA\n0123456789abcdef")
+	f := &identityFile{path: "identity.age", how: vaultseal.Passphrase, raw: raw}
 	start := time.Now()
 	if _, err := f.open([]byte(testPassphrase)); err == nil || time.Since(start) > 5*time.Second {
 		t.Errorf("opening ended with %v after %v", err, time.Since(start))
@@ -226,15 +227,15 @@ func TestAPassphraseThatWouldTakeForEverIsRefused(t *testing.T) {
 
 func FuzzIdentityFile(f *testing.F) {
 	f.Add([]byte("AGE-SECRET-KEY-1GARBAGE\n"), []byte("x"))
-	f.Add([]byte(sealedIntro+"-> X25519 a\n"), []byte("AGE-SECRET-KEY-1"))
-	f.Add([]byte(sealedIntro+"-> scrypt a 1\n"), []byte(testPassphrase))
+	f.Add([]byte(vaultseal.Intro+"-> X25519 a\n"), []byte("AGE-SECRET-KEY-1"))
+	f.Add([]byte(vaultseal.Intro+"-> scrypt a 1\n"), []byte(testPassphrase))
 	f.Fuzz(func(t *testing.T, raw, key []byte) {
-		how, err := howSealed(raw)
+		how, err := vaultseal.How(raw)
 		if err != nil {
 			return
 		}
 		file := &identityFile{path: "identity.age", how: how, raw: bytes.Clone(raw)}
-		if how == sealedPassphrase {
+		if how == vaultseal.Passphrase {
 			return // the work factor is bounded, and still takes a second
 		}
 		id, err := file.open(key)

@@ -17,6 +17,7 @@ import (
 	"filippo.io/age"
 
 	"tagout/internal/policy"
+	"tagout/internal/vaultseal"
 	"tagout/internal/wire"
 )
 
@@ -80,7 +81,7 @@ func openVault(dir string, key []byte, addSecret func(string)) (*vault, error) {
 	if err == nil {
 		v.disk, err = readIdentity(filepath.Join(dir, "identity.age"), v.path)
 	}
-	if err == nil && (v.disk.how == sealedNot || key != nil) {
+	if err == nil && (v.disk.how == vaultseal.Plain || key != nil) {
 		if err = v.unlock(key); errors.Is(err, errWrongKey) {
 			err = nil // shut, and it says why
 		}
