@@ -116,12 +116,13 @@ var owned = map[string][]string{
 	"github.com/creack/pty":                  {"tagout/internal/testpty"},
 	"filippo.io/age":                         {"tagout/internal/authority/keyfile", "tagout/internal/credential", "tagout/internal/inspectca", "tagout/internal/vaultseal"},
 
-	"github.com/go-jose/go-jose/v4":  {"tagout/internal/issuer", "tagout/tokencheck"},
+	"github.com/go-jose/go-jose/v4":  {"tagout/internal/issuer", "tagout/tokencheck", "tagout/internal/provider"},
 	"github.com/spiffe/go-spiffe/v2": {"tagout/internal/issuer"},
 
 	"github.com/google/go-containerregistry": {"tagout/sandboxd/image/oci"},
 	"github.com/klauspost/compress":          {"tagout/sandboxd/image/oci", "tagout/proxy"}, // zstd
 	"github.com/andybalholm/brotli":          {"tagout/proxy"},
+	"github.com/aws/aws-sdk-go-v2":           {"tagout/internal/provider", "tagout/proxy"},
 	"github.com/zricethezav/gitleaks/v8":     {"tagout/internal/leaks"},
 }
 
