@@ -53,11 +53,17 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 		},
 		Audit: d.Audit, Metrics: metrics.NewCredd(d.Metrics), Log: d.Log, Boottime: bootclock.Now, Unlock: key,
 		Lifetime: cmp.Or(d.Box.TokenLifetime, config.TokenLifetime),
+		Issuer:   issuerConfig(d.Box.Issuer),
 	})
 	if err != nil {
 		return err
 	}
 	d.Warning = svc.Warning
+	door, err := openDoor(ctx, d.Box.Issuer, svc.Door())
+	if err != nil {
+		return err
+	}
+	defer door()
 	mux := http.NewServeMux()
 	svc.Routes(mux)
 	// The service ends after the socket: what a last request revoked still gets into the ledger.

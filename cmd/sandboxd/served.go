@@ -14,6 +14,9 @@ func served(box *config.Box) []netip.AddrPort {
 	if box.API.Listen.IsValid() {
 		out = append(out, box.API.Listen)
 	}
+	if box.Issuer.Listen.IsValid() {
+		out = append(out, box.Issuer.Listen)
+	}
 	for _, where := range box.MetricsListen {
 		host, service, err := net.SplitHostPort(where)
 		port, portErr := strconv.ParseUint(service, 10, 16)

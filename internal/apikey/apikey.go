@@ -38,7 +38,16 @@ const (
 	RoleImages  Role = "images"  // add and remove images
 )
 
-// Roles lists all roles.
+// Roles at the box's issuer. They are of no use at the API.
+const (
+	RoleIntrospect Role = "introspect" // ask whether tokens are active
+	RoleRevoke     Role = "revoke"     // revoke tokens
+)
+
+// IssuerRoles lists the roles at the issuer.
+func IssuerRoles() []Role { return []Role{RoleIntrospect, RoleRevoke} }
+
+// Roles lists all roles at the API.
 func Roles() []Role {
 	return []Role{RoleRead, RoleSpawn, RoleExec, RoleFiles, RoleDestroy, RoleGrant, RoleImages}
 }
@@ -98,7 +107,7 @@ func Add(path, name string, roles []Role, ends time.Time) (secret string, err er
 		return "", errors.New("a key without roles is of no use: give some")
 	}
 	for _, r := range roles {
-		if !slices.Contains(Roles(), r) {
+		if !slices.Contains(Roles(), r) && !slices.Contains(IssuerRoles(), r) {
 			return "", fmt.Errorf("there is no role %q", r)
 		}
 	}

@@ -66,6 +66,7 @@ const (
 	EventVaultChanged   = "vault.changed"
 	EventVaultUnlocked  = "vault.unlocked" // or not, with a wrong key
 	EventVaultSealed    = "vault.sealed"   // its identity, in another way
+	EventIssuerChanged  = "issuer.changed" // its keys, or its clients
 	EventStopReceived   = "stop.received"
 	EventStopProgress   = "stop.progress"
 	EventStopCompleted  = "stop.completed"

@@ -49,6 +49,7 @@ type Box struct {
 	Trip          []trip.Rule // for every kid, beside its card's
 	Leases        lease.Terms // zero: the default
 	API           API         // over TCP
+	Issuer        Issuer      // of tokens for services of the user's own
 	SpawnSigned   bool        // making a kid takes a signature
 
 	TokenLifetime time.Duration // the longest that a session's tokens live; zero: TokenLifetime, the default
@@ -85,6 +86,7 @@ type boxFile struct {
 	Spawn         spawnFile         `yaml:"spawn,omitempty"`
 	Tokens        tokensFile        `yaml:"tokens,omitempty"`
 	API           *apiFile          `yaml:"api,omitempty"`
+	Issuer        *issuerFile       `yaml:"issuer,omitempty"`
 }
 
 // Marshal returns the file that Load reads back. It does not check b.
@@ -93,7 +95,7 @@ func (b *Box) Marshal() ([]byte, error) {
 		APIVersion: APIVersion, Kind: Kind, UpstreamCAs: b.UpstreamCAs, AlertWebhook: b.AlertWebhook,
 		MetricsListen: b.MetricsListen, DenySecrets: b.DenySecrets,
 		KidLimits: b.KidLimits, Proof: b.Proof.file(), Trip: tripFiles(b.Trip), Leases: writeLeases(b.Leases), API: b.API.file(), Spawn: spawnFile{Signed: b.SpawnSigned},
-		Tokens: writeTokens(b.TokenLifetime),
+		Tokens: writeTokens(b.TokenLifetime), Issuer: b.Issuer.file(),
 	}
 	for _, a := range b.Authorities {
 		f.Authorities = append(f.Authorities, a.file())

@@ -73,7 +73,9 @@ type Config struct {
 	// Unlock opens an identity that is sealed: the passphrase, or the text of the age identity that it is sealed to. nil:
 	// nothing was handed over. Open wipes it.
 	Unlock   []byte
-	Lifetime time.Duration // the longest that a session's tokens may live; 0: as long as the session
+	Lifetime time.Duration    // the longest that a session's tokens may live; 0: as long as the session
+	Issuer   *IssuerConfig    // nil: the box issues no tokens of its own
+	Walltime func() time.Time // for what is said to others; nil: time.Now
 }
 
 // auditLines bounds how many uses and refusals a session writes one by one in a second; see package tally.
@@ -87,14 +89,15 @@ const paymentPrefix = "payment_"
 
 // Service is credd. Its methods and handlers are safe for concurrent use.
 type Service struct {
-	cfg    Config
-	deny   []string // cfg.Deny, lower case
-	vault  *vault
-	tokens *table
-	ledger *ledger
-	tally  *tally.Tally
-	ready  atomic.Bool // killswitchd has answered once
-	onOpen []func() error
+	cfg     Config
+	deny    []string // cfg.Deny, lower case
+	vault   *vault
+	tokens  *table
+	ledger  *ledger
+	tally   *tally.Tally
+	ready   atomic.Bool // killswitchd has answered once
+	onOpen  []func() error
+	issuing *issuing // nil where the box is no issuer
 
 	closeOnce sync.Once
 	closing   chan struct{} // closed when streams are to end
@@ -121,6 +124,14 @@ func Open(cfg Config) (*Service, error) {
 		return nil, err
 	}
 	s.tokens = newTable(cfg.Boottime, revoked)
+	if cfg.Issuer != nil {
+		if s.issuing, err = newIssuing(cfg, s.vault, s.tokens); err != nil {
+			return nil, err
+		}
+		if err := s.whenOpen(s.issuing.open); err != nil {
+			return nil, err
+		}
+	}
 	s.reportBadLines(revoked.bad)
 	return s, nil
 }
@@ -135,8 +146,14 @@ func (s *Service) Run(ctx context.Context) {
 	}()
 	go s.awaitTags(ctx)
 	go s.expire(ctx)
+	if s.issuing != nil {
+		go s.rotateInTime(ctx)
+	}
 	s.ledger.run(ctx, s.reportLedger)
 	<-done
+	if s.issuing != nil {
+		s.issuing.keys().Wipe()
+	}
 	s.vault.close()
 	s.ledger.close()
 }

@@ -32,6 +32,7 @@ func (s *Service) Routes(mux *http.ServeMux) {
 	mux.HandleFunc("POST /v1/vault-seal", control.Admit(s.sealVault, p.Root))
 	mux.HandleFunc("GET /v1/vault-state", control.Admit(s.vaultState, p.Root))
 	mux.HandleFunc("GET /v1/vault", control.Admit(s.listSecrets, p.Root))
+	s.issuerRoutes(mux)
 	mux.HandleFunc("DELETE /v1/vault/{name}", control.Admit(s.deleteSecret, p.Root))
 }
 
@@ -88,14 +89,17 @@ func (s *Service) notReady() *refusal {
 
 // deliver writes v and returns when the caller's socket has all of it; a caller that does not take it within
 // deliverWithin gets a broken connection instead.
-func deliver(w http.ResponseWriter, v any) error {
+func deliver(w http.ResponseWriter, v any) error { return deliverIn(w, v, deliverWithin) }
+
+// deliverIn is deliver for callers that have another time.
+func deliverIn(w http.ResponseWriter, v any, within time.Duration) error {
 	raw, err := json.Marshal(v)
 	if err != nil {
 		return err
 	}
 	defer clear(raw)
 	rc := http.NewResponseController(w)
-	if err := rc.SetWriteDeadline(time.Now().Add(deliverWithin)); err != nil {
+	if err := rc.SetWriteDeadline(time.Now().Add(within)); err != nil {
 		return err
 	}
 	w.Header().Set("Content-Type", "application/json")

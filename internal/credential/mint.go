@@ -44,6 +44,9 @@ func (s *Service) mintTokens(ctx context.Context, req *wire.MintRequest) (map[st
 		return nil, no
 	}
 	h := &holder{kid: req.Kid, session: req.Session, card: req.Card, mark: req.Mark}
+	if no := s.prepareMinted(req, h); no != nil {
+		return nil, no
+	}
 	for _, secret := range req.Secrets {
 		h.secrets = append(h.secrets, secret.Name)
 	}
@@ -62,6 +65,9 @@ func (s *Service) mintTokens(ctx context.Context, req *wire.MintRequest) (map[st
 		return nil, refuse(http.StatusLocked, reason.Stopped, "session %s is revoked and gets no token any more: spawn a new kid", req.Session)
 	}
 	s.recordMint(req, h, tokens)
+	if no := s.finishMinted(req, h, tokens); no != nil {
+		return nil, no
+	}
 	return tokens, nil
 }
 
@@ -98,7 +104,7 @@ func (s *Service) checkMint(req *wire.MintRequest) *refusal {
 		}
 		seen[secret.Name] = true
 	}
-	return nil
+	return s.checkMinted(req, seen)
 }
 
 // askTags refuses while a tag hangs on the session, and while killswitchd cannot say.

@@ -40,9 +40,10 @@ type holder struct {
 	mark               uint32
 	secrets            []string // names, in the order of the request
 	digests            []digest
-	minted             time.Time     // wall clock, for people
-	expires            time.Duration // CLOCK_BOOTTIME; 0 = with the session
-	left               int           // tokens that are valid; guarded by the table's mu
+	minted             time.Time           // wall clock, for people
+	expires            time.Duration       // CLOCK_BOOTTIME; 0 = with the session
+	left               int                 // tokens that are valid; guarded by the table's mu
+	mints              map[string]*minting // those of secrets that are tokens of the box's own issuer
 }
 
 // grant is what one token stands for.
@@ -111,6 +112,9 @@ func (t *table) commit(epoch uint64, h *holder) (map[string]string, mintResult) 
 		tokens[name] = token
 		h.digests = append(h.digests, d)
 		t.grants[d] = grant{holder: h, secret: name}
+		if m := h.mints[name]; m != nil {
+			m.d = d
+		}
 	}
 	h.left = len(h.digests)
 	t.byMark[h.mark], t.byKid[h.kid] = h, h
@@ -134,6 +138,13 @@ func (t *table) find(token string) (d digest, g grant, ok bool) {
 		return d, g, false
 	}
 	return d, g, ok
+}
+
+// holds says whether the session still has the token.
+func (t *table) holds(h *holder, d digest) bool {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.grants[d].holder == h && t.byMark[h.mark] == h && (h.expires == 0 || t.boottime() < h.expires)
 }
 
 // stoppedBy returns the text of the tag that took the mark's tokens; empty where none did.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/http"
 	"strconv"
+	"time"
 
 	"tagout/internal/audit"
 	"tagout/internal/control"
@@ -43,6 +44,7 @@ type used struct {
 	kid, session, card, secret string
 	tokenID, host, actor       string
 	holder                     *holder // of the token; nil where it is unknown
+	jti                        string  // of the JWT that was given for it
 	scope                      string  // with token-scope: which of scopeSession and the others it was
 }
 
@@ -67,7 +69,8 @@ func (s *Service) use(req *wire.ResolveRequest) (wire.ResolveReply, used, *refus
 	}
 	u.kid, u.session, u.card, u.secret = g.holder.kid, g.holder.session, g.holder.card, g.secret
 	u.holder = g.holder
-	if s.vault.canary(g.secret) { // before anything that could be another reason
+	m := g.holder.mints[g.secret]
+	if m == nil && s.vault.canary(g.secret) { // before anything that could be another reason
 		return wire.ResolveReply{}, u, refuse(http.StatusForbidden, reason.Canary, "secret %s is a canary: nobody has a reason to use it", g.secret)
 	}
 	scoped := func(scope, format string, args ...any) (wire.ResolveReply, used, *refusal) {
@@ -82,11 +85,13 @@ func (s *Service) use(req *wire.ResolveRequest) (wire.ResolveReply, used, *refus
 	case err != nil:
 		return scoped(scopeHost, "the token is bound to hosts by name")
 	}
-	reply, err := s.vault.value(g.secret, hostport, req)
+	reply, err := s.valueOf(g, m, hostport, req, &u)
 	var not *errNotFor
 	switch {
 	case errors.As(err, &not):
 		return scoped(not.scope, "%s", not.detail)
+	case err != nil && m != nil:
+		return wire.ResolveReply{}, u, refuse(http.StatusInternalServerError, reason.Internal, "making a JWT for %s: %v", g.secret, err)
 	case err != nil:
 		return wire.ResolveReply{}, u, refuse(http.StatusForbidden, reason.TokenUnknown, "secret %s is not in the vault any more", g.secret)
 	}
@@ -107,6 +112,9 @@ func (s *Service) recordUse(u used, no *refusal) {
 	s.tally.Add(group, key, func() audit.Record {
 		rec := audit.Record{Event: audit.EventTokenUsed, Outcome: audit.OutcomeAllow, Session: u.session, Kid: u.kid, Card: u.card, Mark: u.mark,
 			Actor: u.actor, Dst: &audit.Dst{Name: u.host}, Fields: map[string]string{"token_id": u.tokenID, "secret": u.secret}}
+		if u.jti != "" {
+			rec.Fields["jti"] = u.jti
+		}
 		if no != nil {
 			rec.Event, rec.Outcome, rec.Reason, rec.Detail = audit.EventTokenRefused, audit.OutcomeDeny, no.code, no.detail
 			if u.scope != "" {
@@ -135,21 +143,27 @@ func (s *Service) introspect(w http.ResponseWriter, r *http.Request) {
 		control.Refuse(w, http.StatusBadRequest, reason.Malformed, "introspecting: send a form with one field called token")
 		return
 	}
+	s.answerIntrospection(w, r.PostForm.Get("token"), actor(r), s.isKillswitchd(r), deliverWithin)
+}
+
+// answerIntrospection answers one question; expected says that whoever asks may well know that the token is not active.
+func (s *Service) answerIntrospection(w http.ResponseWriter, token, actor string, expected bool, within time.Duration) {
 	s.tokens.delivering.RLock()
 	defer s.tokens.delivering.RUnlock()
-	var out wire.Introspection
-	d, g, ok := s.tokens.find(r.PostForm.Get("token"))
+	out, jwt := s.introspectMinted(token)
+	d, g, ok := s.tokens.find(token)
 	switch {
-	case ok && s.vault.canary(g.secret):
-		s.recordLeak(g.holder, g.secret, actor(r))
-	case ok && s.ready.Load() && (s.vault.has(g.secret) || g.secret == wire.ProofSecret):
+	case jwt && out.Active:
+	case ok && g.holder.mints[g.secret] == nil && s.vault.canary(g.secret):
+		s.recordLeak(g.holder, g.secret, actor)
+	case ok && s.ready.Load() && (g.holder.mints[g.secret] != nil || s.vault.has(g.secret) || g.secret == wire.ProofSecret):
 		out = wire.Introspection{Active: true, Session: g.holder.session, Kid: g.holder.kid, Scope: g.secret}
-	case s.isKillswitchd(r): // it looks whether a proof's token is gone; nobody tried anything
+	case expected: // killswitchd it looks whether a proof's token is gone; nobody tried anything
 	default:
 		s.tally.Add("introspection", d.id(), func() audit.Record {
-			return audit.Record{Event: audit.EventTokenRefused, Outcome: audit.OutcomeDeny, Reason: reason.TokenUnknown, Actor: actor(r),
+			return audit.Record{Event: audit.EventTokenRefused, Outcome: audit.OutcomeDeny, Reason: reason.TokenUnknown, Actor: actor,
 				Detail: "introspection of a token that is not active", Fields: map[string]string{"token_id": d.id()}}
 		})
 	}
-	deliver(w, out) // the caller is gone or too slow: nothing was granted
+	deliverIn(w, out, within) // the caller is gone or too slow: nothing was granted
 }

@@ -71,15 +71,6 @@ func ID(trustDomain, card, kid, session string) (string, error) {
 	return id.String(), nil
 }
 
-// CheckTrustDomain says whether name can be a SPIFFE trust domain, as it is written.
-func CheckTrustDomain(name string) error {
-	td, err := spiffeid.TrustDomainFromString(name)
-	if err == nil && td.Name() != name {
-		err = errors.New("it is a name alone, without scheme and path")
-	}
-	return err
-}
-
 // Access signs an access token with the ring's current key.
 func (r *Ring) Access(c Claims) (string, error) { return r.sign(TypeAccess, c) }
 

@@ -22,7 +22,7 @@ type key struct {
 	id      string // RFC 7638 thumbprint, so that an id never comes to mean another key
 	alg     jose.SignatureAlgorithm
 	private crypto.Signer
-	made    time.Time
+	since   time.Time // when it was made, or began to sign
 }
 
 // retired is a key that signs no more and still counts.
@@ -46,7 +46,7 @@ type KeyInfo struct {
 	ID        string    `json:"kid"`
 	Algorithm string    `json:"alg"`
 	State     string    `json:"state"` // next, current or old
-	Made      time.Time `json:"made"`
+	Since     time.Time `json:"since"` // it is in use, or was made; for people
 }
 
 // NewRing makes the first keys of an issuer. now is for people.
@@ -79,18 +79,18 @@ func newKey(alg jose.SignatureAlgorithm, now time.Time) (*key, error) {
 	return wrap(private, alg, now.UTC().Truncate(time.Second))
 }
 
-func wrap(private crypto.Signer, alg jose.SignatureAlgorithm, made time.Time) (*key, error) {
+func wrap(private crypto.Signer, alg jose.SignatureAlgorithm, since time.Time) (*key, error) {
 	sum, err := (&jose.JSONWebKey{Key: private.Public()}).Thumbprint(crypto.SHA256)
 	if err != nil {
 		return nil, fmt.Errorf("naming a signing key: %w", err)
 	}
-	return &key{id: base64.RawURLEncoding.EncodeToString(sum), alg: alg, private: private, made: made}, nil
+	return &key{id: base64.RawURLEncoding.EncodeToString(sum), alg: alg, private: private, since: since}, nil
 }
 
 // Rotate makes the next key the one that signs. Keys that signed before count until the clock that now is of says
 // until. keep is called with the new ring's content (Marshal) before anything is changed; its error changes nothing.
-func (r *Ring) Rotate(made time.Time, now, until time.Duration, keep func([]byte) error) (current string, err error) {
-	fresh, err := newKey(r.alg, made)
+func (r *Ring) Rotate(at time.Time, now, until time.Duration, keep func([]byte) error) (current string, err error) {
+	fresh, err := newKey(r.alg, at)
 	if err != nil {
 		return "", err
 	}
@@ -99,7 +99,8 @@ func (r *Ring) Rotate(made time.Time, now, until time.Duration, keep func([]byte
 	if r.current == nil {
 		return "", errors.New("rotating the signing keys: they are gone")
 	}
-	raw, err := marshal(r.next, fresh)
+	signs := &key{id: r.next.id, alg: r.next.alg, private: r.next.private, since: fresh.since}
+	raw, err := marshal(signs, fresh)
 	if err != nil {
 		return "", err
 	}
@@ -109,7 +110,7 @@ func (r *Ring) Rotate(made time.Time, now, until time.Duration, keep func([]byte
 	}
 	r.dropOld(now)
 	r.old = append(r.old, retired{r.current, until})
-	r.current, r.next = r.next, fresh
+	r.current, r.next = signs, fresh
 	return r.current.id, nil
 }
 
@@ -170,19 +171,19 @@ func (r *Ring) Info() []KeyInfo {
 	defer r.mu.RUnlock()
 	var out []KeyInfo
 	for i, k := range r.all() {
-		out = append(out, KeyInfo{ID: k.id, Algorithm: string(k.alg), State: []string{"current", "next", "old"}[min(i, 2)], Made: k.made})
+		out = append(out, KeyInfo{ID: k.id, Algorithm: string(k.alg), State: []string{"current", "next", "old"}[min(i, 2)], Since: k.since})
 	}
 	return out
 }
 
-// Made is when the current key was made.
-func (r *Ring) Made() time.Time {
+// Since is when the current key began to sign.
+func (r *Ring) Since() time.Time {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	if r.current == nil {
 		return time.Time{}
 	}
-	return r.current.made
+	return r.current.since
 }
 
 // Wipe forgets the private keys. Nothing can be signed or read any more.
@@ -216,8 +217,8 @@ type ringFile struct {
 }
 
 type keyFile struct {
-	Key  jose.JSONWebKey `json:"key"` // private
-	Made time.Time       `json:"made"`
+	Key   jose.JSONWebKey `json:"key"` // private
+	Since time.Time       `json:"since"`
 }
 
 // Marshal returns the ring as OpenRing reads it: private keys in clear, for the caller to seal and wipe.
@@ -239,7 +240,7 @@ func marshal(current, next *key) ([]byte, error) {
 }
 
 func (k *key) file() keyFile {
-	return keyFile{Key: jose.JSONWebKey{Key: k.private, KeyID: k.id, Algorithm: string(k.alg)}, Made: k.made}
+	return keyFile{Key: jose.JSONWebKey{Key: k.private, KeyID: k.id, Algorithm: string(k.alg)}, Since: k.since}
 }
 
 // OpenRing reads what Marshal wrote. Keys that are made from now on are of the algorithm. Errors quote nothing.
@@ -282,5 +283,5 @@ func (f keyFile) open() (*key, error) {
 	if private == nil {
 		return nil, errors.New("reading the signing keys: one is no private key of its algorithm")
 	}
-	return wrap(private, alg, f.Made)
+	return wrap(private, alg, f.Since)
 }

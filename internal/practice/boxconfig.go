@@ -18,6 +18,10 @@ const (
 	Third     = "Lin Approver"
 )
 
+// IssuerURL is what the practice box is called as an issuer of tokens. Nobody serves there: the practice internet's own
+// services reach credd over its unix socket.
+const IssuerURL = "https://issuer.own.test"
+
 // people have the roles that they have on the practice box.
 func people() []config.Authority {
 	return []config.Authority{
@@ -49,6 +53,7 @@ func (n *Internet) BoxConfig() config.Box {
 		UpstreamCAs:  []string{n.CAFile()},
 		AlertWebhook: n.WebhookURL(),
 		Authorities:  append([]config.Authority(nil), n.people...),
+		Issuer:       config.Issuer{URL: IssuerURL, TrustDomain: "own.test", Algorithm: "EdDSA", Lifetime: config.DefaultTokenLife, RotateEvery: config.DefaultRotation},
 	}
 }
 

@@ -15,6 +15,12 @@
 //	               POST   /v1/tokens/revoke        TokenRevokeRequest -> TokenRevokeReply; only uid 0
 //	               GET    /v1/revocations          stream of Revoked, one JSON a line; only the proxy
 //	               POST   /introspect              form token=… -> Introspection (RFC 7662); the group
+//	               POST   /revoke                  form token=… (RFC 7009); only uid 0
+//	               GET    /.well-known/jwks.json, /statuslists/{id}: the issuer's keys and status lists; the group
+//	               GET    /v1/issuer               IssuerInfo; only uid 0, as what follows
+//	               POST   /v1/issuer/rotate        -> IssuerRotation
+//	               POST   /v1/issuer/clients       IssuerClientRequest -> IssuerClientReply
+//	               DELETE /v1/issuer/clients/{name}
 //	               PUT    /v1/vault/{name}         VaultEntry -> VaultInfo; only uid 0
 //	               POST   /v1/vault/{name}/rotate  RotateRequest -> VaultInfo; only uid 0
 //	               GET    /v1/vault                []VaultInfo, never a value; only uid 0
