@@ -21,8 +21,9 @@ import (
 // heard is an audit log that says of each record that it came.
 type heard chan audit.Record
 
-func (h heard) Log(r audit.Record) { h <- r }
-func (h heard) Err() error         { return nil }
+func (h heard) Log(r audit.Record)        { h <- r }
+func (h heard) Err() error                { return nil }
+func (h heard) Redact(text string) string { return text }
 
 // TestSoManyImagesComeAtOnce: beyond that an import is refused, on record, and once one has ended there is a place again.
 func TestSoManyImagesComeAtOnce(t *testing.T) {

@@ -28,6 +28,7 @@ import (
 	"tagout/sandboxd/door"
 	"tagout/sandboxd/events"
 	"tagout/sandboxd/execlog"
+	"tagout/sandboxd/filelog"
 	"tagout/sandboxd/filewatch"
 	"tagout/sandboxd/guard"
 	"tagout/sandboxd/image"
@@ -39,7 +40,10 @@ import (
 )
 
 // Recorder is the audit log. Log must not block.
-type Recorder = kids.Recorder
+type Recorder interface {
+	kids.Recorder
+	Redact(text string) string // as records are written
+}
 
 // Kernel is the instance's BPF maps.
 type Kernel interface {
@@ -99,6 +103,7 @@ func Run(ctx context.Context, cfg Config, serve Serve) error {
 	}
 	defer unlock()
 	watch := filewatch.New(filewatch.Config{File: cfg.Inst.WatchFile(), GID: cfg.Inst.GroupID(), Audit: cfg.Audit, Log: cfg.Log})
+	written := filelog.New(filelog.Config{Audit: cfg.Audit, Metrics: cfg.Metrics, Log: cfg.Log})
 	learned, err := lessons.Open(cfg.Inst.StateDir(), cfg.Inst.AuditDir())
 	if err != nil {
 		return fmt.Errorf("starting sandboxd: %w", err)
@@ -108,7 +113,7 @@ func Run(ctx context.Context, cfg Config, serve Serve) error {
 	if err != nil {
 		return fmt.Errorf("starting sandboxd: %w", err)
 	}
-	manager, err := newManager(cfg, watch, images, learned)
+	manager, err := newManager(cfg, watch, written, images, learned)
 	if err != nil {
 		return fmt.Errorf("starting sandboxd: %w", err)
 	}
@@ -135,6 +140,7 @@ func Run(ctx context.Context, cfg Config, serve Serve) error {
 	defer cancel()
 	wg.Go(func() { manager.Run(ctx) })
 	wg.Go(func() { watch.Run(ctx) })
+	wg.Go(func() { written.Run(ctx) })
 	wg.Go(func() { newGuard(cfg, manager).Run(ctx) })
 	wg.Go(func() { health.note(cfg.Trial(ctx)) })
 	wg.Go(func() { health.note(reader.Run(ctx)) })
@@ -184,7 +190,7 @@ func lock(inst instance.Instance) (unlock func(), err error) {
 	return func() { f.Close() }, nil // nothing was written
 }
 
-func newManager(cfg Config, watch *filewatch.Watch, images *imageSet, learned *lessons.Store) (*kids.Manager, error) {
+func newManager(cfg Config, watch *filewatch.Watch, written *filelog.Watch, images *imageSet, learned *lessons.Store) (*kids.Manager, error) {
 	layout, err := cgroup.Detect()
 	if err != nil {
 		return nil, err
@@ -201,7 +207,7 @@ func newManager(cfg Config, watch *filewatch.Watch, images *imageSet, learned *l
 		Inst: cfg.Inst, Init: cfg.Init, Runtime: runc, Images: map[string]kids.Image{image.HostName: images.host},
 		Stored:   images.get,
 		Writable: images.writable, SocketWatch: socketWatchPath(cfg.Inst), Kept: newStore(cfg, layout), Cgroups: layout, Kernel: cfg.Kernel, Stopper: stopper, Points: points, Credentials: credentials,
-		Trip: cfg.Trip, Budget: cfg.Budget, Files: watch, Lessons: learned, Audit: cfg.Audit, Metrics: cfg.Metrics, Log: cfg.Log,
+		Trip: cfg.Trip, Budget: cfg.Budget, Files: watch, FileLog: written, Redact: cfg.Audit.Redact, Lessons: learned, Audit: cfg.Audit, Metrics: cfg.Metrics, Log: cfg.Log,
 	})
 }
 

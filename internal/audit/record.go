@@ -32,6 +32,7 @@ const (
 	EventFileChanged    = "file.changed"
 	EventFileRenamed    = "file.renamed"
 	EventFileDeleted    = "file.deleted"
+	EventFileManifest   = "file.manifest" // what is in those places at the session's end
 	EventLessonKept     = "lesson.kept"
 	EventExecStarted    = "exec.started"
 	EventExecEnded      = "exec.ended"
@@ -109,6 +110,9 @@ const FieldFirst = "first"
 
 // FieldBlind is the field of a gap record about one kid whose programs and files could not all be watched.
 const FieldBlind = "blind"
+
+// FieldLost is the field of a gap record that is about one kind of event: "file".
+const FieldLost = "lost"
 
 // Outcomes.
 const (

@@ -174,6 +174,9 @@ func (r *redactor) record(rec *Record) {
 	}
 }
 
+// Redact returns a text as records are written: without the secrets that the logger knows, and what looks like one.
+func (l *Logger) Redact(text string) string { return l.redact.text(text) }
+
 // Redact returns s without what looks like a secret, and without the secrets themselves in their usual encodings, as
 // records are written.
 func Redact(s string, secrets ...string) string {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"tagout/internal/audit"
+	"tagout/internal/reason"
 )
 
 // Window is the length of a window for callers that have no reason to choose another.
@@ -59,6 +60,23 @@ func (t *Tally) Again(groupName, key string) bool {
 		return false
 	}
 	f := g.keys[key]
+	if f == nil {
+		return false
+	}
+	f.count++
+	return true
+}
+
+// More counts one more event of a kind that has gone beyond the group's records already, and says whether it has. Like
+// Again it costs less than Add. The kind is that of records without a reason.
+func (t *Tally) More(groupName, event, outcome string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	g := t.groups[groupName]
+	if g == nil {
+		return false
+	}
+	f := g.rest[event+" "+outcome+" "+reason.OK.String()]
 	if f == nil {
 		return false
 	}
@@ -127,12 +145,28 @@ func beyond(r audit.Record) audit.Record {
 	return r
 }
 
+// FlushGroup ends the window of one group.
+func (t *Tally) FlushGroup(name string) {
+	t.mu.Lock()
+	g := t.groups[name]
+	delete(t.groups, name)
+	t.mu.Unlock()
+	if g != nil {
+		t.write(map[string]*group{name: g})
+	}
+}
+
 // Flush ends the window: every count is written and forgotten.
 func (t *Tally) Flush() {
 	t.mu.Lock()
 	groups := t.groups
 	t.groups = make(map[string]*group, len(groups))
 	t.mu.Unlock()
+	t.write(groups)
+}
+
+// write writes the counts of groups that nobody else has.
+func (t *Tally) write(groups map[string]*group) {
 	for _, g := range groups {
 		for _, set := range []map[string]*folded{g.keys, g.rest} {
 			for _, f := range set {

@@ -134,6 +134,24 @@ func (w *Writable) overlays(layers string) ([]runtime.Mount, error) {
 	return mounts, nil
 }
 
+// Part is a directory in the layer of a kid that may write everywhere: In is relative to LayersDir, As what the kid calls it.
+type Part struct{ In, As string }
+
+// Parts says where in its layer a kid's own files are; there are none where layers is not there.
+func Parts(layers string) []Part {
+	if _, err := os.Lstat(layers); err != nil {
+		return nil
+	}
+	if _, err := os.Lstat(filepath.Join(layers, "upper")); err == nil {
+		return []Part{{"upper", "/"}} // a workshop's
+	}
+	out := []Part{{"root", "/"}}
+	for i, from := range overlaid() {
+		out = append(out, Part{fmt.Sprint("overlay", i, "/upper"), from})
+	}
+	return out
+}
+
 // unmerged are the top-level directories with programs and libraries that are no links into /usr.
 func unmerged() []string {
 	var out []string

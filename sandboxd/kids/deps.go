@@ -12,6 +12,7 @@ import (
 	"tagout/internal/cgroup"
 	"tagout/internal/session"
 	"tagout/internal/wire"
+	"tagout/sandboxd/filelog"
 	"tagout/sandboxd/filewatch"
 	"tagout/sandboxd/runtime"
 )
@@ -111,6 +112,14 @@ type FileWatch interface {
 	// Add begins, where there is anything to watch for; late says that something may have run already.
 	Add(s *session.Session, pid int, wants filewatch.Wants, late bool) error
 	Remove(session string)
+}
+
+// FileLog records what kids do to their files; *filelog.Watch is one.
+type FileLog interface {
+	// Add begins; late says that something may have been done already.
+	Add(s *session.Session, places []filelog.Place, late bool)
+	// End returns when everything until now is recorded, with the tops of the places, which the caller closes.
+	End(session string) []filelog.Root
 }
 
 // Image makes root filesystems; *image.Host is one. dir is the kid's root directory, below the kid's own.

@@ -72,7 +72,7 @@ func (m *Manager) destroy(ctx context.Context, k *kid, actor, why string) error 
 		rec.Detail = err.Error()
 		err = refuse(Unavailable, reason.Internal, "destroying kid %s: it is denied everything, but not all of it is gone; this is tried again until it is: %w", name, err)
 	}
-	rec.Outcome = outcome
+	rec.Outcome, rec.Fields = outcome, m.recordListing(k)
 	m.log(k, rec)
 	if !wire.IsProofKid(name) {
 		m.cfg.Metrics.Destroyed(outcome)
@@ -278,6 +278,7 @@ func (m *Manager) killProcesses(ctx context.Context, k *kid) error {
 	if m.cfg.Files != nil {
 		m.cfg.Files.Remove(k.rec.Session.ID)
 	}
+	m.listFiles(k)
 	return nil
 }
 

@@ -39,6 +39,8 @@ type kid struct {
 
 	memory *cgroup.OOM // tells when it runs out of memory; nil before its container was made
 
+	listing *listing // of its files at its end; nil before
+
 	gone     chan struct{} // closed when kid-init has ended
 	goneOnce sync.Once
 	released chan struct{} // closed when nothing is left of the kid

@@ -19,7 +19,8 @@ import (
 	"tagout/internal/wire"
 )
 
-// Config is a manager's configuration. Every field but SocketWatch, Trip, Budget, Files, Lessons and Kept is needed.
+// Config is a manager's configuration. Every field but SocketWatch, Trip, Budget, Files, FileLog, Redact, Lessons and Kept
+// is needed.
 type Config struct {
 	Inst        instance.Instance
 	Init        string // path of kid-init
@@ -36,8 +37,10 @@ type Config struct {
 	Credentials Credentials
 	Trip        []trip.Rule // the box's, for every kid; may be empty
 	Budget      Budget
-	Files       FileWatch // nil: nobody watches programs and files, for tests
-	Lessons     Lessons   // nil: none are kept, for tests
+	Files       FileWatch           // nil: nobody watches programs and files, for tests
+	FileLog     FileLog             // nil: nobody records what is done to files, for tests
+	Redact      func(string) string // a text without secrets, as records are written; nil: as it is, for tests
+	Lessons     Lessons             // nil: none are kept, for tests
 	Audit       Recorder
 	Metrics     Metrics
 	Log         *slog.Logger

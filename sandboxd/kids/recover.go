@@ -72,6 +72,7 @@ func (m *Manager) reclaim(ctx context.Context, k *kid, why error) error {
 	if err != nil {
 		rec.Outcome, rec.Detail = audit.OutcomeFail, rec.Detail+": "+err.Error()
 	}
+	rec.Fields = m.recordListing(k)
 	m.log(k, rec)
 	return err
 }

@@ -229,11 +229,13 @@ func (m *Manager) createContainer(ctx context.Context, k *kid) error {
 	return m.giveToKillswitchd(k.rec.Session.Freezer, "freezer.state")
 }
 
-// watchFiles begins to watch the kid's programs and files, where a trip rule is on them. Its mounts are there, and
+// watchFiles begins to record what is done to the kid's files, and to watch its programs and files where a trip rule is on
+// them. Its mounts are there, and
 // nothing of its own runs yet.
 func (m *Manager) watchFiles(_ context.Context, k *kid) error { return m.watchFilesOf(k, false) }
 
 func (m *Manager) watchFilesOf(k *kid, late bool) error {
+	m.recordFiles(k, late)
 	if m.cfg.Files == nil {
 		return nil
 	}
