@@ -15,7 +15,7 @@ import (
 
 func (a *app) auditCommand() *cobra.Command {
 	cmd := group("audit", "Search and check the audit logs")
-	cmd.AddCommand(a.auditSearchCommand())
+	cmd.AddCommand(a.auditSearchCommand(), a.auditVerifyCommand(), a.auditProofCommand(), a.auditKeysCommand())
 	return cmd
 }
 

@@ -92,9 +92,26 @@ const syncEvery = time.Second
 // Open opens (or makes) the log at path for appending; the directory must exist and holds no other log. A last line that
 // a crash tore is closed with a newline, so that the next record stands alone, and a gap record says so.
 func Open(path, instance, daemon string) (*Logger, error) {
+	return OpenWith(path, instance, daemon, Options{})
+}
+
+// Options are for logs that are not as usual. The zero value is the usual.
+type Options struct {
+	ShardBytes int64            // how long a piece gets before another is begun; 0: 256 MiB
+	Now        func() time.Time // wall clock; nil: the machine's
+}
+
+// OpenWith is Open with options.
+func OpenWith(path, instance, daemon string, o Options) (*Logger, error) {
 	s := newStore(path, instance, daemon)
 	l := prepareLogger(s, 0, instance, daemon)
 	s.encode = l.own
+	if o.ShardBytes > 0 {
+		s.shardBytes = o.ShardBytes
+	}
+	if o.Now != nil {
+		s.now, l.now = o.Now, o.Now
+	}
 	notes, err := s.Prepare()
 	if err != nil {
 		return nil, err

@@ -19,6 +19,8 @@ const (
 	EventDaemonStopped  = "daemon.stopped"
 	EventGap            = "audit.gap"
 	EventShardBegan     = "audit.shard"    // first record of a file that goes on with a log
+	EventExpired        = "audit.expired"  // by sandboxd: all records before one were removed, their time was over
+	EventSealed         = "audit.sealed"   // by sandboxd: a closed piece was encrypted
 	EventStarved        = "daemon.starved" // no descriptor or memory for new connections; outcome ok: there is again
 	EventKidSpawned     = "kid.spawned"
 	EventKidDestroyed   = "kid.destroyed"
@@ -102,8 +104,18 @@ const (
 	FieldTo   = "to"
 )
 
+// Fields of EventExpired and EventSealed: whose log, and which file.
+const (
+	FieldDaemon = "daemon"
+	FieldShard  = "shard"
+	FieldSHA256 = "sha256" // of the encrypted file
+)
+
 // FieldTree is the field of EventShardBegan that has the tree's hash over all records before it, in hex.
 const FieldTree = "tree"
+
+// FieldPrevious is the field of EventShardBegan that has the sequence number with which the piece before this one begins.
+const FieldPrevious = "previous"
 
 // FieldFirst is the field of EventShardBegan that has the sequence number of this very record.
 const FieldFirst = "first"

@@ -115,7 +115,7 @@ func (s *store) openLive(closed []Shard) (torn, there bool, err error) {
 	if err != nil {
 		return false, true, err
 	}
-	s.first, s.size = first, info.Size()
+	s.first, s.size, s.known = first, info.Size(), true
 	whole, err := countWhole(f)
 	if err != nil || s.tree.n > first+whole { // cut: what is left of a record that was whole is no record
 		return false, true, err

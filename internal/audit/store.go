@@ -36,6 +36,7 @@ type store struct {
 	size    int64    // of what was written whole
 	spoilt  bool     // behind size are bytes of a write that failed
 	first   uint64   // sequence number of the live file's first record
+	known   bool     // first is known, of the live file or of the one before it
 	day     string   // UTC, on which the live file was begun
 	tree    tree
 	hashes  *os.File
@@ -127,7 +128,7 @@ func (s *store) close() {
 	if s.root != nil {
 		s.root.Close() // only read
 	}
-	s.root, s.live, s.hashes, s.lock, s.old, s.tree, s.notes = nil, nil, nil, nil, nil, tree{}, nil
+	s.root, s.live, s.hashes, s.lock, s.old, s.tree, s.notes, s.known = nil, nil, nil, nil, nil, tree{}, nil, false
 }
 
 // Write appends whole lines, or nothing.
@@ -284,7 +285,7 @@ func (s *store) begin() error {
 	if err != nil {
 		return err
 	}
-	s.live, s.size, s.first, s.day, s.renamed = f, 0, 0, s.today(), true
+	s.live, s.size, s.first, s.known, s.day, s.renamed = f, 0, 0, true, s.today(), true
 	return nil
 }
 
@@ -294,7 +295,11 @@ func (s *store) fresh() string { return s.name() + ".new" }
 // header makes a file that begins with its sequence number.
 func (s *store) header() (*os.File, []byte, error) {
 	root := s.tree.root()
-	line := s.encode(Record{Event: EventShardBegan, Fields: map[string]string{FieldFirst: fmt.Sprint(s.tree.n), FieldTree: fmt.Sprintf("%x", root)}})
+	fields := map[string]string{FieldFirst: fmt.Sprint(s.tree.n), FieldTree: fmt.Sprintf("%x", root)}
+	if s.known {
+		fields[FieldPrevious] = fmt.Sprint(s.first)
+	}
+	line := s.encode(Record{Event: EventShardBegan, Fields: fields})
 	f, err := s.root.OpenFile(s.fresh(), os.O_CREATE|os.O_RDWR|os.O_TRUNC|os.O_APPEND, 0o640)
 	if err != nil {
 		return nil, nil, err
@@ -312,7 +317,7 @@ func (s *store) adopt(f *os.File, header []byte) error {
 		f.Close() // already failing
 		return err
 	}
-	s.live, s.size, s.first, s.day, s.renamed, s.spoilt = f, int64(len(header)), s.tree.n, s.today(), true, false
+	s.live, s.size, s.first, s.known, s.day, s.renamed, s.spoilt = f, int64(len(header)), s.tree.n, true, s.today(), true, false
 	s.grow(header)
 	return s.tree.keep(s.hashes)
 }

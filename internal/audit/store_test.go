@@ -37,21 +37,10 @@ func (tl *testLog) open() *Logger {
 	if err := os.MkdirAll(tl.dir, 0o700); err != nil {
 		tl.t.Fatal(err)
 	}
-	s := newStore(tl.path(), "test", "x")
-	if tl.size > 0 {
-		s.shardBytes = tl.size
-	}
-	s.now = tl.now
-	l := prepareLogger(s, 0, "test", "x")
-	l.now, s.encode = tl.now, l.own
-	notes, err := s.Prepare()
+	l, err := OpenWith(tl.path(), "test", "x", Options{ShardBytes: tl.size, Now: tl.now})
 	if err != nil {
 		tl.t.Fatal(err)
 	}
-	for _, r := range notes {
-		l.Log(r)
-	}
-	l.start()
 	return l
 }
 
