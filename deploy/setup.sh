@@ -21,6 +21,7 @@ test)
 		want "$client" "$client"
 	done
 	want node nodejs
+	want systemd-creds systemd # keeps the key of a sealed vault
 	;;
 generate)
 	want clang clang

@@ -39,6 +39,7 @@ type world struct {
 	binary string
 	cmd    *exec.Cmd
 	stderr bytes.Buffer
+	key    string // file that credd gets open, as the supervisor would hand it over; empty: none
 }
 
 func newWorld(t *testing.T) *world {
@@ -112,6 +113,14 @@ func (w *world) start() {
 	w.t.Helper()
 	w.cmd = exec.Command(w.binary, "--instance", testInstance) // built above
 	w.cmd.Stderr = &w.stderr
+	if w.key != "" {
+		f, err := os.Open(w.key)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		defer f.Close() // the child has its own copy
+		w.cmd.ExtraFiles, w.cmd.Env = []*os.File{f}, append(os.Environ(), instance.UnlockEnv+"=3")
+	}
 	w.cmd.SysProcAttr = &syscall.SysProcAttr{
 		Credential:  &syscall.Credential{Uid: uint32(w.inst.UID(instance.Credd)), Gid: uint32(w.inst.GroupID())}, // not negative
 		AmbientCaps: []uintptr{unix.CAP_IPC_LOCK},

@@ -20,6 +20,9 @@ func (a *app) doctorCommand() *cobra.Command {
 			if c, ok := a.hostKids(cmd.Context()); ok {
 				r.Checks = append(r.Checks, c)
 			}
+			if c, ok := a.vaultSeal(); ok {
+				r.Checks = append(r.Checks, c)
+			}
 			if a.json {
 				if err := a.printJSON(r); err != nil {
 					return err

@@ -3,11 +3,13 @@ package supervise
 import (
 	"context"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
@@ -63,6 +65,17 @@ func fake(how string) {
 		}
 	}
 	dir := os.Getenv("TAGOUT_FAKE_DIR")
+	if fd, err := strconv.Atoi(os.Getenv(instance.UnlockEnv)); err == nil {
+		raw, err := io.ReadAll(os.NewFile(uintptr(fd), "key"))
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "key"+strconv.Itoa(os.Getpid())), raw, 0o600); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	}
 	l, err := control.Listen(filepath.Join(dir, "http.sock"), os.Getgid())
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
