@@ -34,7 +34,12 @@ const (
 // newClient returns an HTTP client for one connection and one rule. Nothing is shared between connections: an
 // upstream socket carries one session's mark, and is counted for one connection and one rule. Servers are
 // offered HTTP/2 where the kid speaks it: an HTTP/1.1 request may ask for an upgrade that HTTP/2 has not.
-func (p *Proxy) newClient(c *conn, h2 bool) *http.Transport {
+// Buffers of one that carries secrets keep what they held: it is closed soon.
+func (p *Proxy) newClient(c *conn, h2, secret bool) *http.Transport {
+	idle := upstreamIdle
+	if secret {
+		idle = secretIdle
+	}
 	t := &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return c.dialFor(ctx) },
 		DialTLSContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -44,7 +49,7 @@ func (p *Proxy) newClient(c *conn, h2 bool) *http.Transport {
 			}
 			return c.secure(ctx, nc, h2)
 		},
-		DisableCompression: true, MaxIdleConnsPerHost: 1, MaxIdleConns: 4, IdleConnTimeout: upstreamIdle,
+		DisableCompression: true, MaxIdleConnsPerHost: 1, MaxIdleConns: 4, IdleConnTimeout: idle,
 		ExpectContinueTimeout: time.Second, MaxResponseHeaderBytes: maxResponseHead,
 		Protocols: new(http.Protocols),
 	}
@@ -52,6 +57,9 @@ func (p *Proxy) newClient(c *conn, h2 bool) *http.Transport {
 	if h2 {
 		t.Protocols.SetHTTP2(true)
 		t.HTTP2 = &http.HTTP2Config{MaxReceiveBufferPerStream: h2Stream, MaxReceiveBufferPerConnection: h2FromServer}
+		if secret {
+			t.HTTP2.MaxEncoderHeaderTableSize = 1 // no fields are kept for later requests
+		}
 	}
 	return t
 }

@@ -98,6 +98,7 @@ func (p *Proxy) serveRequest(w http.ResponseWriter, r *http.Request) {
 		p.serveConnect(x, w)
 		return
 	}
+	defer x.forget()
 	defer x.record()
 	if r.Method == http.MethodConnect { // never a tunnel inside a judged connection, whatever the policy says
 		why := p.judge(x, r)

@@ -68,7 +68,7 @@ func (l *layer) client(key string) *http.Transport {
 		if l.clients == nil {
 			l.clients = map[string]*http.Transport{}
 		}
-		l.clients[key] = l.c.p.newClient(l.c, l.h2)
+		l.clients[key] = l.c.p.newClient(l.c, l.h2, isSecret(key))
 	}
 	return l.clients[key]
 }

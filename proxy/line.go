@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"strings"
 	"time"
 
 	"golang.org/x/net/http/httpguts"
@@ -28,7 +29,8 @@ type line struct {
 	br    *bufio.Reader
 	bw    *bufio.Writer
 	limit *limitedReader
-	idle  time.Time // since when; zero for a line that was never used
+	idle  time.Time   // since when; zero for a line that was never used
+	lapse *time.Timer // closes it when it has been idle for too long; nil where it may stay
 }
 
 // limitedReader bounds what is read of one answer's head.
@@ -123,10 +125,15 @@ func (x *exchange) roundTrip(r *http.Request) (*http.Response, error) {
 func (x *exchange) road() string {
 	key := ruleKey(x.rule)
 	if len(x.swapped) > 0 {
-		key += "\x00secret"
+		key += secretRoad
 	}
 	return key
 }
+
+// secretRoad ends the key of a road for secrets.
+const secretRoad = "\x00secret"
+
+func isSecret(road string) bool { return strings.HasSuffix(road, secretRoad) }
 
 // mark is what the exchange's upstream socket is marked with. One that carries a secret says so from before its first
 // packet: when the session's secrets are revoked, the kernel drops whatever of it has not left yet, however long ago
@@ -277,12 +284,28 @@ func (l *layer) takeLine(key string) *line {
 	l.mu.Lock()
 	ln := l.lines[key]
 	delete(l.lines, key)
+	if ln != nil && ln.lapse != nil {
+		ln.lapse.Stop()
+	}
 	l.mu.Unlock()
 	if ln != nil && !ln.quiet() {
 		ln.nc.Close() // nothing is lost
 		return nil
 	}
 	return ln
+}
+
+// dropLine closes a line that is still idle.
+func (l *layer) dropLine(key string, ln *line) {
+	l.mu.Lock()
+	idle := l.lines[key] == ln
+	if idle {
+		delete(l.lines, key)
+	}
+	l.mu.Unlock()
+	if idle {
+		ln.nc.Close() // nothing is lost
+	}
 }
 
 func (l *layer) putLine(key string, ln *line) {
@@ -292,6 +315,9 @@ func (l *layer) putLine(key string, ln *line) {
 		l.lines = map[string]*line{}
 	}
 	l.lines[key] = ln
+	if isSecret(key) {
+		ln.lapse = time.AfterFunc(secretIdle, func() { l.dropLine(key, ln) })
+	}
 	l.mu.Unlock()
 	if old != nil {
 		old.nc.Close() // nothing is lost

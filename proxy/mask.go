@@ -134,6 +134,7 @@ func (m *mask) read(r io.Reader, p []byte) (int, error) {
 		}
 		n, err := r.Read(p)
 		m.held.add(p[:n], m.values)
+		clear(p[:n]) // buffers are used again by others
 		m.err = err
 		m.ready = m.held.take(len(m.held.text) - m.held.undecided(m.values, err != nil))
 	}

@@ -104,7 +104,9 @@ func (s *swap) fields() *refusal {
 			if why != nil {
 				return why
 			}
-			s.r.Header[name][i] = swapped
+			if swapped != value {
+				s.r.Header[name][i] = swapped
+			}
 		}
 	}
 	return nil

@@ -30,6 +30,7 @@ type Proxy struct {
 	mitm     *goproxy.ProxyHttpServer
 	carrying *carrying // is cfg.Tokens
 	floods   floods
+	memory   memory
 	running  sync.WaitGroup // connections
 }
 
@@ -123,6 +124,7 @@ func (p *Proxy) Serve(ctx context.Context, explicit, transparent *net.TCPListene
 	loops.Go(func() { errs <- p.acceptLoop(ctx, transparent, viaTransparent); stop() })
 	loops.Go(func() { errs <- p.serveWeb(ctx); stop() })
 	loops.Go(func() { p.reap(ctx) })
+	loops.Go(func() { p.forget(ctx) })
 	if p.cfg.Revocations != nil {
 		loops.Go(func() { p.carrying.watch(ctx, p.cfg.Revocations) })
 	}

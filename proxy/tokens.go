@@ -98,6 +98,7 @@ func (s *swap) ask(token string, at wire.Presentation) (wire.ResolveReply, *refu
 	}
 	if s.known == nil {
 		s.known = map[shown]wire.ResolveReply{}
+		s.r.Header = s.r.Header.Clone() // the HTTP server keeps the kid's request until the next one comes
 	}
 	s.known[key] = reply
 	s.x.swapped = append(s.x.swapped, secret{reply.Secret, reply.Value})

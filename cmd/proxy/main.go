@@ -6,10 +6,15 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
+	"log"
 	"net/http"
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
+	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,7 +29,30 @@ import (
 	"tagout/proxy"
 )
 
-func main() { daemon.Main(instance.Proxy, run) }
+func main() {
+	if err := overwriteGarbage(); err != nil {
+		fmt.Fprintln(os.Stderr, "proxy:", err)
+		os.Exit(1)
+	}
+	daemon.Main(instance.Proxy, run)
+}
+
+// overwriteGarbage makes the garbage collector overwrite what it frees, secrets among it (invariant 3). The runtime reads
+// the setting once: where it is not there, the process starts itself again.
+func overwriteGarbage() error {
+	settings := os.Getenv("GODEBUG")
+	if slices.Contains(strings.Split(settings, ","), instance.Forgetful) {
+		return nil
+	}
+	path, err := os.Executable()
+	if err == nil {
+		if settings != "" {
+			settings += ","
+		}
+		err = syscall.Exec(path, os.Args, append(os.Environ(), "GODEBUG="+settings+instance.Forgetful))
+	}
+	return fmt.Errorf("starting again with GODEBUG=%s: %w", instance.Forgetful, err)
+}
 
 // heapFloor is memory that is never touched, and thus never resident. It keeps the garbage collector from running
 // many times a second in a process that has next to nothing on its heap: it begins with as much garbage again.
@@ -37,6 +65,7 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("turning core dumps off: %w", err)
 	}
+	log.SetOutput(io.Discard) // net/http quotes there what servers send unasked, secrets among it
 	roots, err := upstreamRoots(d.Box.UpstreamCAs)
 	if err != nil {
 		return err
@@ -51,7 +80,7 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 		Gateway: d.Inst.Gateway(), Virtual: d.Inst.VirtualNet(),
 		OwnsMark: func(mark uint32) bool { return d.Inst.OwnsMark(mark) && mark != d.Inst.BoxMark() },
 		Names:    proxy.NamesOver(control.NewClient(d.Inst.Socket(instance.DNSFilter))),
-		Tokens:   proxy.TokensOver(control.NewClient(d.Inst.Socket(instance.Credd))),
+		Tokens:   proxy.TokensOver(control.NewForgetfulClient(d.Inst.Socket(instance.Credd))),
 
 		Revocations: proxy.RevocationsOver(control.NewClient(d.Inst.Socket(instance.Credd))),
 

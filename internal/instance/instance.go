@@ -144,6 +144,9 @@ const (
 	UnlockCredential = "tagout-credd"
 )
 
+// Forgetful is what GODEBUG holds for a process that secrets pass through: its garbage collector overwrites what it frees.
+const Forgetful = "clobberfree=1"
+
 // Socket is the unix socket on which the daemon listens for HTTP. Each lies in a directory of its own that
 // belongs to the daemon, so that a daemon can replace its own socket and no other's.
 func (i Instance) Socket(daemon string) string {

@@ -79,6 +79,7 @@ func DefaultSpecs(inst instance.Instance, binDir string, cg Cgroups) []Spec {
 	// The two that a stop waits for must not queue behind hundreds of runnable processes of a kid: a credd that is
 	// late is killed, and with it die the tokens of every kid.
 	nice := map[string]int{instance.Killswitchd: -20, instance.Credd: -20}
+	own := map[string][]string{instance.Proxy: {"GODEBUG=" + instance.Forgetful}} // or it starts itself again with that
 	var out []Spec
 	for _, d := range instance.Daemons() {
 		gid := inst.GroupID()
@@ -89,7 +90,7 @@ func DefaultSpecs(inst instance.Instance, binDir string, cg Cgroups) []Spec {
 			Name:    d,
 			Path:    filepath.Join(binDir, d),
 			Args:    []string{"--instance", inst.Name()},
-			Env:     []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "TAGOUT_BIN=" + binDir},
+			Env:     append([]string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "TAGOUT_BIN=" + binDir}, own[d]...),
 			UID:     inst.UID(d),
 			GID:     gid,
 			Caps:    caps[d],
