@@ -263,16 +263,17 @@ func (s *issuing) life(h *holder, m *minting, now time.Duration) time.Duration {
 
 // issue makes a JWT.
 func (s *issuing) issue(h *holder, m *minting) (*issued, string, error) {
-	now, wall := s.boottime(), s.walltime()
+	now, wall := s.boottime(), s.walltime().Round(0) // without its monotonic part: it is compared with what is on paper
 	life := s.life(h, m, now)
 	if life <= 0 {
 		return nil, "", errors.New("less than a second of the session is left")
 	}
 	id := make([]byte, 16)
 	rand.Read(id) // never fails
-	i := &issued{h: h, m: m, from: now, ends: now + life, claims: issuer.Claims{
+	expires := wall.Add(life).Truncate(time.Second) // and the boot clock's end is the same moment
+	i := &issued{h: h, m: m, from: now, ends: now + expires.Sub(wall), claims: issuer.Claims{
 		Issuer: s.cfg.URL, Subject: m.subject, Client: m.subject, Audience: m.want.Audience, Scope: strings.Join(m.want.Scope, " "),
-		ID: hex.EncodeToString(id), IssuedAt: wall.Unix(), NotBefore: wall.Unix(), Expires: wall.Add(life).Unix(),
+		ID: hex.EncodeToString(id), IssuedAt: wall.Unix(), NotBefore: wall.Unix(), Expires: expires.Unix(),
 		Session: h.session, Kid: h.kid, Card: h.card,
 	}}
 	s.enter(i)

@@ -68,7 +68,7 @@ func (b *box) mintAll(req wire.MintRequest) map[string]string {
 // jwt returns the JWT that the proxy gets for a token.
 func (b *box) jwt(mark uint32, token string) string {
 	b.t.Helper()
-	reply, err := b.resolve(mark, token, "books.own.test", 443)
+	reply, err := b.bearer(mark, token, "books.own.test", 443)
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -76,6 +76,13 @@ func (b *box) jwt(mark uint32, token string) string {
 		b.t.Fatalf("got %+v", reply)
 	}
 	return reply.Value
+}
+
+// bearer asks as the proxy does that found the token in the Authorization field.
+func (b *box) bearer(mark uint32, token, host string, port uint16) (wire.ResolveReply, error) {
+	var reply wire.ResolveReply
+	err := b.call("POST", "/v1/resolve", wire.ResolveRequest{Mark: mark, Token: token, Host: host, Port: port, Method: "GET", Path: "/", Place: mintedPresentation}, &reply)
+	return reply, err
 }
 
 func claimsOf(t testing.TB, token string) issuer.Claims {
@@ -146,9 +153,11 @@ func TestAKidNeverHoldsTheJWT(t *testing.T) {
 		host string
 		port uint16
 	}{"another host": {testMark, "evil.test", 443}, "another port": {testMark, "books.own.test", 80}, "another session": {otherMark, "books.own.test", 443}} {
-		_, err := b.resolve(req.mark, token, req.host, req.port)
+		_, err := b.bearer(req.mark, token, req.host, req.port)
 		t.Run(what, func(t *testing.T) { refusedWith(t, err, http.StatusForbidden, reason.TokenScope) })
 	}
+	_, err := b.resolve(testMark, token, "books.own.test", 443)
+	refusedWith(t, err, http.StatusForbidden, reason.TokenScope) // in another place than a bearer token's
 	b.stop()
 	seen := 0
 	for _, rec := range append(b.rec.find(audit.EventTokenMinted), b.rec.find(audit.EventTokenUsed)...) {

@@ -13,7 +13,7 @@ import (
 )
 
 // mintedPresentation is how JWTs of the box's own issuer are shown.
-var mintedPresentation = wire.Presentation{}
+var mintedPresentation = wire.Presentation{As: wire.AsBearer}
 
 // prepareMinted puts what req asks of the issuer into h.
 func (s *Service) prepareMinted(req *wire.MintRequest, h *holder) *refusal {

@@ -43,6 +43,7 @@ func (n *Internet) startDNS() error {
 		NameAlerts:       {n.WebhookAddr()},
 		NameEvil:         {n.EvilAddr(), n.EvilAddr6()},
 		NameOwn:          {n.OwnAddr()},
+		NameBooks:        {n.BooksAddr()},
 		NameRebind:       {netip.MustParseAddr("169.254.169.254")},
 		NameLoopback:     {netip.MustParseAddr("127.0.0.1")},
 	}}

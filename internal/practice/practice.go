@@ -10,6 +10,7 @@
 //	evil          .7  the attacker's sink: listens, never answers
 //	svc.own       .8  HTTPS service of the user's own; asks credd about every token it is shown
 //	registry      .9  HTTP and HTTPS shelf for what ordinary clients fetch; mirror and git are it too
+//	books.own     .10 HTTPS service of the user's own; checks the JWTs that credd mints, with package tokencheck
 //
 // The servers run in the calling process; only their sockets live in the namespace. Everything that arrives is
 // noted with CLOCK_MONOTONIC timestamps, so that the caller can be an outside observer of a stop. A timestamp
@@ -44,6 +45,7 @@ const (
 	NameAlerts = "alerts.vendor.test"
 	NameEvil   = "evil.test"
 	NameOwn    = "svc.own.test"
+	NameBooks  = "books.own.test"
 	// NameRebind and NameLoopback resolve to addresses that nobody may be led to (SSRF).
 	NameRebind   = "rebind.vendor.test"
 	NameLoopback = "loopback.vendor.test"
@@ -60,7 +62,7 @@ const (
 type Options struct {
 	// Instance gives the addresses, the link's name and the directory. It must be valid.
 	Instance instance.Instance
-	// CreddSocket is the unix socket that svc.own.test asks about tokens. Where it is empty or nobody listens,
+	// CreddSocket is the unix socket that the user's own services ask about tokens. Where it is empty or nobody listens,
 	// every token is refused.
 	CreddSocket string
 	// Secret is the only credential that api.vendor.test accepts. Empty: one is made up; see Internet.Secret.
@@ -77,6 +79,7 @@ type Internet struct {
 	Webhook  *Webhook
 	Attacker *Attacker
 	Own      *Own
+	Books    *Books
 	Shelf    *Shelf
 
 	inst    instance.Instance
@@ -121,6 +124,7 @@ func Start(ctx context.Context, o Options) (*Internet, error) {
 		{"starting the alert webhook", n.startWebhook},
 		{"starting the attacker's sink", n.startAttacker},
 		{"starting the user's own service", func() error { return n.startOwn(o.CreddSocket) }},
+		{"starting the user's library", func() error { return n.startBooks(o.CreddSocket) }},
 		{"starting the shelf", n.startShelf},
 	}
 	for _, s := range steps {
@@ -160,6 +164,7 @@ func (n *Internet) TicksAddr() netip.Addr   { return addr(n.inst, 5) }
 func (n *Internet) WebhookAddr() netip.Addr { return addr(n.inst, 6) }
 func (n *Internet) EvilAddr() netip.Addr    { return addr(n.inst, 7) }
 func (n *Internet) OwnAddr() netip.Addr     { return addr(n.inst, 8) }
+func (n *Internet) BooksAddr() netip.Addr   { return addr(n.inst, 10) }
 
 // EvilAddr6 is the attacker's IPv6 address, out of 2001:db8::/32 (RFC 3849); 2001:db8::7 in slot 0.
 func (n *Internet) EvilAddr6() netip.Addr { return addr6(n.inst, 7) }
