@@ -269,7 +269,7 @@ func (s *issuing) issue(h *holder, m *minting) (*issued, string, error) {
 		return nil, "", errors.New("less than a second of the session is left")
 	}
 	id := make([]byte, 16)
-	rand.Read(id) // never fails
+	rand.Read(id)                                   // never fails
 	expires := wall.Add(life).Truncate(time.Second) // and the boot clock's end is the same moment
 	i := &issued{h: h, m: m, from: now, ends: now + expires.Sub(wall), claims: issuer.Claims{
 		Issuer: s.cfg.URL, Subject: m.subject, Client: m.subject, Audience: m.want.Audience, Scope: strings.Join(m.want.Scope, " "),
