@@ -10,12 +10,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"tagout/internal/auditview"
-	"tagout/internal/instance"
 )
 
 func (a *app) auditCommand() *cobra.Command {
 	cmd := group("audit", "Search and check the audit logs")
-	cmd.AddCommand(a.auditSearchCommand(), a.auditVerifyCommand(), a.auditProofCommand(), a.auditKeysCommand())
+	cmd.AddCommand(a.auditSearchCommand(), a.auditIndexCommand(), a.auditVerifyCommand(), a.auditProofCommand(), a.auditKeysCommand())
 	return cmd
 }
 
@@ -81,8 +80,7 @@ func (a *app) search(ctx context.Context, q auditview.Query, limit int) error {
 	if err != nil {
 		return err
 	}
-	finder, done := a.finder(ctx, inst)
-	defer done()
+	finder := a.finder(ctx, inst)
 	lines, more, stats, err := auditview.Newest(ctx, finder, q, limit)
 	if err != nil {
 		return a.unfound(err)
@@ -98,9 +96,4 @@ func (a *app) search(ctx context.Context, q auditview.Query, limit int) error {
 		fmt.Fprintf(a.err, "tagout: %s not shown, all older: narrow the search, or give --limit 0\n", count(more, "more record")) // nobody is left to be told
 	}
 	return nil
-}
-
-// finder returns what searches the instance's logs.
-func (a *app) finder(_ context.Context, inst instance.Instance) (auditview.Finder, func()) {
-	return auditview.Scanner{Dir: inst.AuditDir()}, func() {}
 }

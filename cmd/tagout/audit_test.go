@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"tagout/internal/audit"
+	"tagout/internal/auditindex"
 	"tagout/internal/auditview"
 	"tagout/internal/instance"
 	"tagout/internal/testroot"
@@ -198,5 +199,35 @@ func TestColoursAreForTerminals(t *testing.T) {
 	l, _ := auditview.Decode([]byte(`{"event":"a.b","outcome":"deny"}`)) // a record
 	if text := (&auditview.Writer{Colour: true}).Line(&l); !strings.Contains(text, "\x1b[") {
 		t.Errorf("a terminal gets no colours: %q", text)
+	}
+}
+
+// The index changes nothing about what is found, and a damaged one is done without.
+func TestTheIndexIsAHelper(t *testing.T) {
+	inst := incident(t, "tcliix")
+	_, want, _ := tagout("--instance", "tcliix", "timeline", "k")
+	if code, out, errOut := tagout("--instance", "tcliix", "audit", "index"); code != 0 || !strings.HasPrefix(out, "7 records added in ") {
+		t.Fatalf("%d %s%s", code, out, errOut)
+	}
+	if code, out, errOut := tagout("--instance", "tcliix", "timeline", "k"); code != 0 || out != want || errOut != "" {
+		t.Errorf("%d %s%s", code, out, errOut)
+	}
+	if err := os.Chmod(inst.AuditIndexDir(), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(auditindex.File(inst.AuditIndexDir())); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(auditindex.File(inst.AuditIndexDir()), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if code, out, errOut := tagout("--instance", "tcliix", "timeline", "k"); code != 0 || out != want || !strings.Contains(errOut, "reading the logs through") {
+		t.Errorf("%d %s%s", code, out, errOut)
+	}
+	if code, _, errOut := tagout("--instance", "tcliix", "audit", "index", "--rebuild"); code != 0 {
+		t.Errorf("%d %s", code, errOut)
+	}
+	if code, _, _ := tagout("--instance", "tclnever", "audit", "index"); code != 4 {
+		t.Errorf("an instance that is not there: %d", code)
 	}
 }

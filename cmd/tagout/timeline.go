@@ -59,8 +59,7 @@ func (a *app) timeline(ctx context.Context, who string, f timelineFlags) error {
 		return usage(errors.New("a page is written once and follows nothing: leave out --follow or --html"))
 	}
 	ends := logtail.Ends(inst.AuditDir()) // before it is read, so that nothing is between
-	finder, done := a.finder(ctx, inst)
-	defer done()
+	finder := a.finder(ctx, inst)
 	story, err := auditview.Tell(ctx, finder, who)
 	if err != nil {
 		return a.unfound(err)

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"sync"
 
 	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
@@ -33,9 +34,14 @@ func (a *app) upCommand() *cobra.Command {
 			if unlock == "" {
 				unlock = systemdCredential(instance.UnlockCredential)
 			}
-			return a.up(cmd.Context(), inst, bin, unlock, log, func() {
+			ctx, cancel := context.WithCancel(cmd.Context())
+			var indexer sync.WaitGroup
+			defer indexer.Wait()
+			defer cancel()
+			return a.up(ctx, inst, bin, unlock, log, func() {
 				a.printf("instance %s is up\n", inst.Name())
 				tellSystemd(log, daemon.SdNotifyReady)
+				indexer.Go(func() { a.keepIndexed(ctx, log) })
 			})
 		},
 	}

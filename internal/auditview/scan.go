@@ -115,9 +115,14 @@ func (s Scanner) ScanShard(ctx context.Context, sh audit.Shard, from int64, q Qu
 	if err := skip(f, from); err != nil {
 		return Stats{}, fmt.Errorf("reading the audit log %s: %w", sh.Path, err)
 	}
+	return s.ScanPart(ctx, sh, f, from, q, each)
+}
+
+// ScanPart searches what r has of a shard, from the byte off on, at which a line begins.
+func (s Scanner) ScanPart(ctx context.Context, sh audit.Shard, r io.Reader, from int64, q Query, each func(Line) error) (stats Stats, err error) {
 	needles := q.needles()
 	seq := sh.First
-	err = eachLine(ctx, f, from, func(line []byte, off int64, long bool) error {
+	err = eachLine(ctx, r, from, func(line []byte, off int64, long bool) error {
 		number := seq
 		seq++
 		switch {

@@ -77,6 +77,9 @@ func (i Instance) AuditFile(daemon string) string {
 	return filepath.Join(i.AuditDir(), daemon, daemon+".jsonl")
 }
 
+// AuditIndexDir holds the index of the audit logs. It can be made again from them at any time; only root reads it.
+func (i Instance) AuditIndexDir() string { return filepath.Join(i.StateDir(), "audit-index") }
+
 // SessionDir holds one JSON document a living session (package session).
 func (i Instance) SessionDir() string { return filepath.Join(i.RunDir(), "sessions") }
 
