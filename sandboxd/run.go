@@ -21,6 +21,7 @@ import (
 	"tagout/internal/control"
 	"tagout/internal/fdstore"
 	"tagout/internal/instance"
+	"tagout/internal/leaks"
 	"tagout/internal/lease"
 	"tagout/internal/reason"
 	"tagout/internal/trip"
@@ -202,12 +203,16 @@ func newManager(cfg Config, watch *filewatch.Watch, written *filelog.Watch, imag
 	if err := layout.Create(cfg.Inst.StoreCgroupRel()); err != nil {
 		return nil, err
 	}
+	keys, err := leaks.New()
+	if err != nil {
+		return nil, err
+	}
 	stopper, points, credentials := clients(cfg.Inst)
 	return kids.New(kids.Config{
 		Inst: cfg.Inst, Init: cfg.Init, Runtime: runc, Images: map[string]kids.Image{image.HostName: images.host},
 		Stored:   images.get,
 		Writable: images.writable, SocketWatch: socketWatchPath(cfg.Inst), Kept: newStore(cfg, layout), Cgroups: layout, Kernel: cfg.Kernel, Stopper: stopper, Points: points, Credentials: credentials,
-		Trip: cfg.Trip, Budget: cfg.Budget, Files: watch, FileLog: written, Redact: cfg.Audit.Redact, Lessons: learned, Audit: cfg.Audit, Metrics: cfg.Metrics, Log: cfg.Log,
+		Trip: cfg.Trip, Budget: cfg.Budget, Files: watch, FileLog: written, Redact: cfg.Audit.Redact, Lessons: learned, Keys: keys, Audit: cfg.Audit, Metrics: cfg.Metrics, Log: cfg.Log,
 	})
 }
 

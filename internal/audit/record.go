@@ -25,6 +25,7 @@ const (
 	EventKidSpawned     = "kid.spawned"
 	EventKidDestroyed   = "kid.destroyed"
 	EventKidRefused     = "kid.refused"
+	EventKeyAllowed     = "key.allowed"
 	EventKidPaused      = "kid.paused"
 	EventKidResumed     = "kid.resumed"
 	EventKidOOM         = "kid.oom"         // it ran out of memory

@@ -11,40 +11,62 @@ const (
 	hexRun    = 32 // and hex digits
 )
 
-// mayHide says whether gitleaks could decode something in text to text. It may say so of text where it cannot.
-func mayHide(text string) bool {
-	start, digits := -1, 0 // of the run that text[i] goes on with, and the hex digits just before text[i]
-	for i := 0; i <= len(text); i++ {
+// around is how far around what may be encoded a text is looked at decoded, in bytes: names that stand before it count.
+const around = 512
+
+// hidden returns the parts of text, in order and apart, in which gitleaks could decode something to text.
+func hidden(text string) []span {
+	var out []span
+	for i := 0; i < len(text); {
+		start, end := nextHidden(text, i)
+		if start < 0 {
+			break
+		}
+		from, to := max(start-around, 0), min(end+around, len(text))
+		if n := len(out); n > 0 && from <= out[n-1].end {
+			out[n-1].end = to
+		} else {
+			out = append(out, span{from, to})
+		}
+		i = end
+	}
+	return out
+}
+
+// nextHidden returns where the next thing stands that could be decoded, -1 where nothing does. It may find what cannot.
+func nextHidden(text string, from int) (start, end int) {
+	run, digits := -1, 0 // start of the run that text[i] goes on with, and the hex digits just before text[i]
+	for i := from; i <= len(text); i++ {
 		var c byte
 		if i < len(text) {
 			c = text[i]
 		}
 		switch {
 		case c == '%' && i+2 < len(text) && isHex(text[i+1]) && isHex(text[i+2]):
-			return true
+			return i, i + 3
 		case c == '+' && i > 0 && text[i-1] == 'U', (c == 'u' || c == 'U') && i > 0 && text[i-1] == '\\':
-			return true
+			return i - 1, i + 1
 		}
 		if isHex(c) {
 			digits++
 		} else {
 			if digits >= hexRun && readsAsHex(text[i-digits:i]) {
-				return true
+				return i - digits, i
 			}
 			digits = 0
 		}
 		if inBase64(c) {
-			if start < 0 {
-				start = i
+			if run < 0 {
+				run = i
 			}
 			continue
 		}
-		if start >= 0 && i-start >= base64Run && readsAsBase64(text[start:i]) {
-			return true
+		if run >= 0 && i-run >= base64Run && readsAsBase64(text[run:i]) {
+			return run, i
 		}
-		start = -1
+		run = -1
 	}
-	return false
+	return -1, -1
 }
 
 func isHex(c byte) bool { return '0' <= c && c <= '9' || 'a' <= c|0x20 && c|0x20 <= 'f' }

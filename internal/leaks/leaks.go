@@ -6,10 +6,8 @@
 package leaks
 
 import (
-	"bytes"
 	"cmp"
 	"fmt"
-	"io"
 	"regexp"
 	"slices"
 	"strings"
@@ -23,9 +21,6 @@ import (
 
 // decodeDepth is how often what is encoded (base64, hex, percent) is looked at decoded.
 const decodeDepth = 2
-
-// readBlock is how much of a stream is searched at once, in bytes; blocks overlap by what the longest key takes.
-const readBlock = 256 << 10
 
 // placeholder is a session's own token. It opens nothing outside its session, and is what should stand where a key would.
 var placeholder = regexp.MustCompile(`^tgo_[a-z2-7]{32}$`)
@@ -41,6 +36,7 @@ type Finding struct {
 type Detector struct {
 	plain, decoding *detect.Detector
 	rules           map[string]bool
+	known           known
 }
 
 // making guards gitleaks' setting-up, which goes through globals.
@@ -63,7 +59,7 @@ func New() (*Detector, error) {
 	for id := range d.Config.Rules {
 		rules[id] = true
 	}
-	return &Detector{d, decoding, rules}, nil
+	return &Detector{plain: d, decoding: decoding, rules: rules}, nil
 }
 
 // Knows says whether there is a rule of that id.
@@ -86,50 +82,13 @@ func (d *Detector) Find(text string) []Finding {
 	for from, to := range windows(text) {
 		add(d.plain.DetectString(text[from:to]), from, to)
 	}
-	from := 0
-	for line := range strings.Lines(text) {
-		if mayHide(line) {
-			add(d.decoding.DetectString(line), from, from+len(line))
-		}
-		from += len(line)
+	for _, h := range hidden(text) {
+		add(d.decoding.DetectString(text[h.start:h.end]), h.start, h.end)
 	}
 	slices.SortFunc(out, func(a, b Finding) int {
 		return cmp.Or(a.Start-b.Start, b.End-a.End, strings.Compare(a.Rule, b.Rule))
 	})
 	return slices.Compact(out)
-}
-
-// Read returns what looks like a key in what r gives, up to its end. Offsets are into the whole stream. more is asked
-// before each window and ends the search with its error; it may be nil.
-func (d *Detector) Read(r io.Reader, more func() error) ([]Finding, error) {
-	var out []Finding
-	buf := make([]byte, 0, readBlock)
-	offset, line := 0, 0 // of buf's first byte
-	for {
-		if more != nil {
-			if err := more(); err != nil {
-				return nil, err
-			}
-		}
-		n, err := io.ReadFull(r, buf[len(buf):cap(buf)])
-		buf = buf[:len(buf)+n]
-		for _, f := range d.Find(string(buf)) {
-			f.Line, f.Start, f.End = f.Line+line, f.Start+offset, f.End+offset
-			if !slices.ContainsFunc(out, func(o Finding) bool { return o.Rule == f.Rule && o.Start == f.Start }) {
-				out = append(out, f)
-			}
-		}
-		switch {
-		case err == io.EOF || err == io.ErrUnexpectedEOF:
-			clear(buf)
-			return out, nil
-		case err != nil:
-			return nil, fmt.Errorf("looking for keys: %w", err)
-		}
-		passed := len(buf) - block
-		offset, line = offset+passed, line+bytes.Count(buf[:passed], []byte{'\n'})
-		buf = buf[:copy(buf, buf[passed:])]
-	}
 }
 
 type span struct{ start, end int }

@@ -5,12 +5,14 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"net/url"
 	"os"
 	"regexp"
 	"strings"
 	"sync"
 	"testing"
+	"testing/iotest"
 )
 
 // Keys that open nothing, put together so that no scanner finds them in this file.
@@ -125,7 +127,7 @@ func TestReadFindsKeysOnBothSidesOfAWindow(t *testing.T) {
 	for _, key := range []string{awsKey, pemKey} {
 		for at := readBlock - len(key) - 3; at < readBlock+3; at += max(1, len(key)/3) {
 			text := filler[:at] + " " + key + " " + filler[at:]
-			got, err := d.Read(strings.NewReader(text), nil)
+			got, err := d.Read(strings.NewReader(text))
 			if err != nil || len(got) != 1 {
 				t.Fatalf("at %d: %+v, %v", at, got, err)
 			}
@@ -153,13 +155,89 @@ func TestNoKeyIsLostBetweenWindows(t *testing.T) {
 	}
 }
 
-func TestReadEndsWhenToldAndOnErrors(t *testing.T) {
+// TestGuardHandsNothingOnBeforeItWasSearched: what a key's reader gets ends before the key, wherever that stands, and what
+// holds none comes whole.
+func TestGuardHandsNothingOnBeforeItWasSearched(t *testing.T) {
 	d := detector(t)
-	enough := errors.New("enough")
-	if _, err := d.Read(strings.NewReader(awsKey), func() error { return enough }); !errors.Is(err, enough) {
-		t.Error(err)
+	filler := strings.Repeat("nothing to see in this line\n", 3*readBlock/28)
+	for _, at := range []int{0, 1, readBlock - block - 20, readBlock - 20, readBlock, 2 * readBlock, len(filler)} {
+		text := filler[:at] + " " + githubKey + " " + filler[at:]
+		got, err := io.ReadAll(d.Guard(iotest.HalfReader(strings.NewReader(text)), nil))
+		var found *Found
+		if !errors.As(err, &found) || found.Start != at+1 || found.Rule != "github-pat" || strings.Contains(err.Error(), githubKey[:8]) {
+			t.Fatalf("at %d: %v", at, err)
+		}
+		if len(got) > at || !strings.HasPrefix(text, string(got)) {
+			t.Errorf("at %d: %d bytes were handed on", at, len(got))
+		}
+		asked := 0
+		got, err = io.ReadAll(d.Guard(iotest.OneByteReader(strings.NewReader(text)), func(f Finding) bool { asked++; return f.Rule == "github-pat" }))
+		if err != nil || string(got) != text || asked != 1 {
+			t.Errorf("at %d, let pass: %d of %d bytes, asked %d times, %v", at, len(got), len(text), asked, err)
+		}
 	}
-	if _, err := d.Read(brokenReader{}, nil); !errors.Is(err, os.ErrDeadlineExceeded) {
+	for _, n := range []int{0, 1, block, readBlock - 1, readBlock, readBlock + 1, len(filler)} {
+		if got, err := io.ReadAll(d.Guard(strings.NewReader(filler[:n]), nil)); err != nil || string(got) != filler[:n] {
+			t.Errorf("%d bytes: %d came, %v", n, len(got), err)
+		}
+	}
+}
+
+// TestAFileIsSearchedOnce: what is known to hold no key is not searched again, and only the very same content is known.
+func TestAFileIsSearchedOnce(t *testing.T) {
+	d, err := New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := func(text string, pass func(Finding) bool) (string, error) {
+		r, err := d.GuardFile(strings.NewReader(text), pass)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(r)
+		return string(got), err
+	}
+	for range 2 {
+		if got, err := read("nothing here", nil); got != "nothing here" || err != nil {
+			t.Errorf("%q, %v", got, err)
+		}
+		if _, err := read("k="+githubKey, nil); !errors.As(err, new(*Found)) {
+			t.Errorf("a key: %v", err)
+		}
+	}
+	if got, err := read("k="+githubKey, func(Finding) bool { return true }); err != nil || got != "k="+githubKey {
+		t.Errorf("let pass: %q, %v", got, err)
+	}
+	if _, err := read("k="+githubKey, nil); !errors.As(err, new(*Found)) {
+		t.Errorf("what was let pass once is known: %v", err)
+	}
+	if len(d.known.sums) != 1 {
+		t.Errorf("%d files are known", len(d.known.sums))
+	}
+	// Changed between the look and the copy.
+	f := &changing{Reader: strings.NewReader("nothing here"), then: "k=" + githubKey}
+	r, err := d.GuardFile(f, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadAll(r); !errors.Is(err, errChanged) {
+		t.Errorf("a file that changed: %v", err)
+	}
+}
+
+// changing is a file that holds something else once it was read.
+type changing struct {
+	*strings.Reader
+	then string
+}
+
+func (c *changing) Seek(int64, int) (int64, error) {
+	c.Reader = strings.NewReader(c.then)
+	return 0, nil
+}
+
+func TestReadEndsOnErrors(t *testing.T) {
+	if _, err := detector(t).Read(brokenReader{}); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Error(err)
 	}
 }

@@ -90,6 +90,7 @@ const (
 	ImageInUse      Code = 100
 	OutOfMemory     Code = 101 // the kid ran out of memory, and all of it was killed
 	CrossOrigin     Code = 103 // a web page of another address asks
+	LooksLikeKey    Code = 111 // what a kid is given looks like a long-lived key
 	VaultSealed     Code = 110 // nobody has opened the vault
 )
 
@@ -182,6 +183,7 @@ var table = map[Code]Info{
 	SourceFailed:    {"source-failed", "the source of the image cannot be read, or holds no image", "see the detail; the source may be down"},
 	ImageInUse:      {"image-in-use", "a kid uses the image", "destroy the kid first"},
 	OutOfMemory:     {"out-of-memory", "the kid used all the memory of its card, and all of it was killed", "spawn another, with a larger limits.memory"},
+	LooksLikeKey:    {"looks-like-key", "what the kid would be given looks like a long-lived key", "put it into the vault; where it is none, say so in the card's identity.notKeys"},
 	CrossOrigin:     {"cross-origin", "a web page of another address asks", "call from a program, or from a page of the same address"},
 	VaultSealed:     {"vault-sealed", "the vault is sealed, and nobody has opened it", "open it with `tagout vault unlock`"},
 	Internal:        {"internal", "Tagout could not decide and refused", "see the daemon's log"},

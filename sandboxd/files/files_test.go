@@ -43,7 +43,7 @@ func input(from, to string, mode os.FileMode) Input {
 
 func TestInputsArePlaced(t *testing.T) {
 	ws := workspace(t, 1<<20)
-	err := Place(ws, []Input{input(source(t, "a", "hello"), "in/deep/a", 0o755), input(source(t, "b", "b"), "b", 0)}, testOwner)
+	err := Place(ws, []Input{input(source(t, "a", "hello"), "in/deep/a", 0o755), input(source(t, "b", "b"), "b", 0)}, testOwner, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,7 +66,7 @@ func TestPlaceNeverLeavesTheWorkspace(t *testing.T) {
 	}
 	from := source(t, "a", "hello")
 	for _, to := range []string{"link/a", "link", "../a", "../../etc/a", "x/../../a", ""} {
-		if err := Place(ws, []Input{input(from, to, 0)}, testOwner); err == nil {
+		if err := Place(ws, []Input{input(from, to, 0)}, testOwner, nil); err == nil {
 			t.Errorf("placing at %q: no error", to)
 		}
 	}
@@ -96,11 +96,11 @@ func TestInputsStayInTheirDirectory(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, from := range []string{"out", "../x", secret, "fifo", ".", "missing"} {
-		if err := Place(ws, []Input{{Dir: dir, From: from, To: "t"}}, testOwner); err == nil {
+		if err := Place(ws, []Input{{Dir: dir, From: from, To: "t"}}, testOwner, nil); err == nil {
 			t.Errorf("input %q: no error", from)
 		}
 	}
-	if err := Place(ws, []Input{{Dir: dir, From: "in", To: "in"}}, testOwner); err != nil {
+	if err := Place(ws, []Input{{Dir: dir, From: "in", To: "in"}}, testOwner, nil); err != nil {
 		t.Errorf("a link that stays inside: %v", err)
 	}
 }
@@ -108,7 +108,7 @@ func TestInputsStayInTheirDirectory(t *testing.T) {
 func TestWorkspaceIsFull(t *testing.T) {
 	ws := workspace(t, 64<<10)
 	big := source(t, "big", string(make([]byte, 128<<10)))
-	if err := Place(ws, []Input{input(big, "big", 0)}, testOwner); !errors.Is(err, unix.ENOSPC) {
+	if err := Place(ws, []Input{input(big, "big", 0)}, testOwner, nil); !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("placing 128k into 64k: %v, want ENOSPC", err)
 	}
 }

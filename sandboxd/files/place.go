@@ -47,14 +47,25 @@ func Write(dir string, texts []Text, owner Owner) error {
 	return nil
 }
 
-// Place copies inputs into the workspace at dir, owned by owner. The first that fails ends it.
-func Place(dir string, inputs []Input, owner Owner) error {
+// Through returns a reader of the content of the file that goes to a path, which may end it with an error. nil: the content
+// is taken as it is.
+type Through func(to string, src io.Reader) io.Reader
+
+func (t Through) of(to string, src io.Reader) io.Reader {
+	if t == nil {
+		return src
+	}
+	return t(to, src)
+}
+
+// Place copies inputs through through into the workspace at dir, owned by owner. The first that fails ends it.
+func Place(dir string, inputs []Input, owner Owner, through Through) error {
 	root, err := os.Open(dir)
 	if err != nil {
 		return fmt.Errorf("placing inputs: %w", err)
 	}
 	defer root.Close() // only read
-	p := placer{root: root, owner: owner}
+	p := placer{root: root, owner: owner, through: through}
 	for _, in := range inputs {
 		if err := p.place(in); err != nil {
 			if errors.Is(err, unix.ENOSPC) {
@@ -69,6 +80,8 @@ func Place(dir string, inputs []Input, owner Owner) error {
 type placer struct {
 	root  *os.File
 	owner Owner
+
+	through Through
 }
 
 // place copies one regular file.
@@ -78,7 +91,7 @@ func (p placer) place(in Input) error {
 		return err
 	}
 	defer src.Close() // only read
-	return p.fill(in.To, src, mode)
+	return p.fill(in.To, p.through.of(in.To, src), mode)
 }
 
 // fill makes the file at to, which must not be there.

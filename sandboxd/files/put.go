@@ -69,9 +69,9 @@ func replaceable(dir *os.File, base string) error {
 	return nil
 }
 
-// Unpack writes a tar stream's files and directories below the directory rel, which it makes. Anything else in it is
-// refused. What was written before an error stays.
-func (t *Tree) Unpack(rel string, src io.Reader) (s Survey, err error) {
+// Unpack writes a tar stream's files, each through through, and directories below the directory rel, which it makes.
+// Anything else in it is refused. What was written before an error stays.
+func (t *Tree) Unpack(rel string, src io.Reader, through Through) (s Survey, err error) {
 	in := tar.NewReader(src)
 	if err := t.asOwner(func() error { return mkdirs(t.root, rel, 0o755) }); err != nil {
 		return s, err
@@ -84,13 +84,13 @@ func (t *Tree) Unpack(rel string, src io.Reader) (s Survey, err error) {
 		if err != nil {
 			return s, fmt.Errorf("reading the archive: %w", err)
 		}
-		if err := t.unpack(rel, h, in, &s); err != nil {
+		if err := t.unpack(rel, h, in, through, &s); err != nil {
 			return s, fmt.Errorf("unpacking %s: %w", h.Name, err)
 		}
 	}
 }
 
-func (t *Tree) unpack(rel string, h *tar.Header, src io.Reader, s *Survey) error {
+func (t *Tree) unpack(rel string, h *tar.Header, src io.Reader, through Through, s *Survey) error {
 	if strings.HasPrefix(h.Name, "/") {
 		return fmt.Errorf("%w: it is absolute", ErrPath)
 	}
@@ -117,7 +117,7 @@ func (t *Tree) unpack(rel string, h *tar.Header, src io.Reader, s *Survey) error
 		if err := t.asOwner(func() error { return mkdirs(t.root, path.Dir(to), 0o755) }); err != nil {
 			return err
 		}
-		n, err := t.Put(to, mode, src)
+		n, err := t.Put(to, mode, through.of(to, src))
 		s.Bytes += n
 		return err
 	case tar.TypeXGlobalHeader:

@@ -215,7 +215,7 @@ func TestArchivesComeBackWhole(t *testing.T) {
 	if _, err := tr.Archive("dir", false, &out); err != nil {
 		t.Fatal(err)
 	}
-	if s, err := tr.Unpack("copy/of", bytes.NewReader(out.Bytes())); err != nil || s.Bytes != 4 {
+	if s, err := tr.Unpack("copy/of", bytes.NewReader(out.Bytes()), nil); err != nil || s.Bytes != 4 {
 		t.Fatalf("unpacking: %+v %v", s, err)
 	}
 	if got, err := get(tr, "copy/of/sub/f"); got != "deep" || err != nil {
@@ -252,7 +252,7 @@ func TestHostileArchivesAreRefused(t *testing.T) {
 		if err := errors.Join(w.WriteHeader(&h), w.Close()); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := tr.Unpack(".", &buf); !errors.Is(err, ErrPath) && !errors.Is(err, ErrKind) && !errors.Is(err, ErrLarge) {
+		if _, err := tr.Unpack(".", &buf, nil); !errors.Is(err, ErrPath) && !errors.Is(err, ErrKind) && !errors.Is(err, ErrLarge) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

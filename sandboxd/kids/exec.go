@@ -91,6 +91,9 @@ func (m *Manager) admitExec(ctx context.Context, name string, r wire.ExecRequest
 	if view.State != wire.KidRunning {
 		return nil, refuse(Conflict, reason.OK, "kid %s is %s: commands run only in a kid that is running", name, view.State)
 	}
+	if err := m.searchIn(k, "").command(r.Argv, r.Env, r.Stdin); err != nil {
+		return nil, err
+	}
 	if err := m.clear(ctx, k); err != nil {
 		return nil, err
 	}

@@ -99,6 +99,9 @@ func (m *Manager) ExecInput(ctx context.Context, name, actor string, r wire.Exec
 		return m.execRefused(name, actor, r, refuse(Invalid, reason.Malformed, "both a command and a line for the shell were given: leave out one"))
 	}
 	k, err := m.admitExec(ctx, name, r)
+	if ReasonOf(err) == reason.LooksLikeKey && err != nil {
+		r.Argv = []string{"(left out)"} // the record says why
+	}
 	if err != nil {
 		return m.execRefused(name, actor, r, err)
 	}

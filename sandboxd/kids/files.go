@@ -31,6 +31,7 @@ type carry struct {
 	m     *Manager
 	k     *kid
 	tree  *files.Tree
+	place string // one of carryPlaces
 	rel   string // below the place
 	write bool
 }
@@ -86,7 +87,7 @@ func (m *Manager) GetArchive(ctx context.Context, name, actor, path string, skip
 // PutFile makes or replaces a regular file in the kid with what src holds.
 func (m *Manager) PutFile(ctx context.Context, name, actor, path string, mode fs.FileMode, src io.Reader) (out wire.Carried, err error) {
 	err = m.carry(ctx, name, path, true, audit.Record{Event: audit.EventFileWritten, Actor: actor}, func(c *carry, fields map[string]string) error {
-		n, err := c.tree.Put(c.rel, mode, c.reading(src))
+		n, err := c.tree.Put(c.rel, mode, m.searchIn(c.k, actor).file(path, c.reading(src)))
 		out = wire.Carried{Bytes: n, Files: 1}
 		fields["bytes"] = fmt.Sprint(n)
 		return err
@@ -97,7 +98,7 @@ func (m *Manager) PutFile(ctx context.Context, name, actor, path string, mode fs
 // PutArchive unpacks a tar stream below a directory in the kid, which it makes.
 func (m *Manager) PutArchive(ctx context.Context, name, actor, path string, src io.Reader) (out wire.Carried, err error) {
 	err = m.carry(ctx, name, path, true, audit.Record{Event: audit.EventFileWritten, Actor: actor}, func(c *carry, fields map[string]string) error {
-		s, err := c.tree.Unpack(c.rel, c.reading(src))
+		s, err := c.tree.Unpack(c.rel, c.reading(src), func(to string, src io.Reader) io.Reader { return m.searchIn(c.k, actor).file(c.place+"/"+to, src) })
 		out = wire.Carried{Bytes: s.Bytes, Files: s.Entries}
 		fields["bytes"], fields["files"] = fmt.Sprint(s.Bytes), fmt.Sprint(s.Entries)
 		return err
@@ -146,7 +147,7 @@ func (m *Manager) openCarry(ctx context.Context, name, path string, write bool) 
 			return nil, err
 		}
 	}
-	c := &carry{m: m, k: k, rel: rel, write: write}
+	c := &carry{m: m, k: k, place: place, rel: rel, write: write}
 	if err := c.may(); err != nil {
 		return nil, err
 	}

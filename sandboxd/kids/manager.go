@@ -41,6 +41,7 @@ type Config struct {
 	FileLog     FileLog             // nil: nobody records what is done to files, for tests
 	Redact      func(string) string // a text without secrets, as records are written; nil: as it is, for tests
 	Lessons     Lessons             // nil: none are kept, for tests
+	Keys        Keys                // nil: nobody looks for keys, for tests
 	Audit       Recorder
 	Metrics     Metrics
 	Log         *slog.Logger

@@ -5,6 +5,7 @@ import (
 	"regexp"
 	"time"
 
+	"tagout/internal/audit"
 	"tagout/internal/policy"
 	"tagout/internal/reason"
 	"tagout/internal/session"
@@ -104,7 +105,7 @@ func (m *Manager) checkRequest(r Request) error {
 	if err := checkMints(r.Plan.Mints); err != nil {
 		return err
 	}
-	return nil
+	return m.keySearch(audit.Record{Kid: r.Name, Card: r.Plan.Card, Actor: r.Actor}, &r.Plan).variables(r.Plan.Env)
 }
 
 // image returns the plan's image, for the kid called kid whose root is uid outside.

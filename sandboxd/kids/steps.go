@@ -181,7 +181,10 @@ func (m *Manager) makeFiles(_ context.Context, k *kid) error {
 	if err := files.Mount(m.workspaceDir(k), k.rec.Plan.Workspace, m.owner(k)); err != nil {
 		return err
 	}
-	if err := files.Place(m.workspaceDir(k), k.rec.Plan.Inputs, m.owner(k)); err != nil {
+	if err := files.Place(m.workspaceDir(k), k.rec.Plan.Inputs, m.owner(k), m.searchIn(k, "").input); err != nil {
+		if ReasonOf(err) == reason.LooksLikeKey {
+			return err
+		}
 		return refuse(Invalid, reason.Malformed, "%w", err)
 	}
 	return nil
