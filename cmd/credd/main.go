@@ -13,12 +13,15 @@ import (
 	"strconv"
 	"sync"
 
+	"tagout/internal/atomicfile"
+	"tagout/internal/audit"
 	"tagout/internal/bootclock"
 	"tagout/internal/config"
 	"tagout/internal/control"
 	"tagout/internal/credential"
 	"tagout/internal/daemon"
 	"tagout/internal/instance"
+	"tagout/internal/leaks"
 	"tagout/internal/metrics"
 	"tagout/internal/wire"
 )
@@ -37,6 +40,14 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 	if err != nil {
 		return err
 	}
+	d.Audit.SetScan(leaks.NewRedactor(audit.Redacted).Text)
+	save := func(raw []byte) error { return atomicfile.Write(d.Inst.PrintsFile(), raw, 0o640, -1, d.Inst.GroupID()) }
+	prints, err := audit.NewPrints(save, func(err error) {
+		d.Log.Error("values that were learned now may stand in others' records", "error", err)
+	})
+	if err != nil {
+		return err
+	}
 	kill := control.NewClient(d.Inst.Socket(instance.Killswitchd))
 	svc, err := credential.Open(credential.Config{
 		Dir:      d.Inst.CreddDir(),
@@ -51,7 +62,7 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 		Peers: credential.Peers{
 			Root: 0, Proxy: d.Inst.UID(instance.Proxy), Killswitchd: d.Inst.UID(instance.Killswitchd), Group: d.Inst.GroupID(),
 		},
-		Audit: d.Audit, Metrics: metrics.NewCredd(d.Metrics), Log: d.Log, Boottime: bootclock.Now, Unlock: key,
+		Audit: recorder{d.Audit, prints}, Metrics: metrics.NewCredd(d.Metrics), Log: d.Log, Boottime: bootclock.Now, Unlock: key,
 		Lifetime: cmp.Or(d.Box.TokenLifetime, config.TokenLifetime),
 		Issuer:   issuerConfig(d.Box.Issuer),
 	})
@@ -75,6 +86,17 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 	stop()
 	wg.Wait()
 	return err
+}
+
+// recorder is the audit log; what it must not show, the others' must not show either.
+type recorder struct {
+	*audit.Logger
+	prints *audit.Prints
+}
+
+func (r recorder) AddSecret(value string) {
+	r.Logger.AddSecret(value)
+	r.prints.Add(value)
 }
 
 // maxKey bounds what opens the vault's identity, in bytes.

@@ -20,10 +20,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tagout/bpf"
+	"tagout/internal/audit"
 	"tagout/internal/authority"
 	"tagout/internal/control"
 	"tagout/internal/daemon"
 	"tagout/internal/instance"
+	"tagout/internal/leaks"
 	"tagout/internal/metrics"
 	"tagout/internal/session"
 	"tagout/proxy"
@@ -70,6 +72,7 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 	if err != nil {
 		return err
 	}
+	d.Audit.SetScan(leaks.NewRedactor(audit.Redacted).Text)
 	ca, err := proxy.LoadCA(d.Inst.CADir(), os.Getenv("CREDENTIALS_DIRECTORY"))
 	if err != nil {
 		return err

@@ -12,9 +12,11 @@ import (
 	"time"
 
 	"tagout/bpf"
+	"tagout/internal/audit"
 	"tagout/internal/daemon"
 	"tagout/internal/drillhistory"
 	"tagout/internal/instance"
+	"tagout/internal/leaks"
 	"tagout/internal/lease"
 	"tagout/internal/metrics"
 	"tagout/sandboxd"
@@ -56,6 +58,7 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 		return err
 	}
 	defer maps.Close() // what they hold stays
+	d.Audit.SetScan(leaks.NewRedactor(audit.Redacted).Text)
 	self, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("finding kid-init: %w", err)

@@ -152,6 +152,8 @@ type Record struct {
 	Mark    uint32 `json:"mark,omitempty"`
 	Card    string `json:"card,omitempty"`
 
+	CardSHA256 string `json:"card_sha256,omitempty"` // of the card's bytes, hex
+
 	Actor      string      `json:"actor,omitempty"` // "uid:0", a person's name, "kid"
 	Outcome    string      `json:"outcome,omitempty"`
 	Reason     reason.Code `json:"reason,omitempty"`

@@ -1,12 +1,10 @@
 package audit
 
 import (
-	"encoding/base64"
-	"encoding/hex"
-	"net/url"
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 )
 
 // Redacted stands where a secret stood.
@@ -92,8 +90,11 @@ func mayBeKeyed(s string) bool {
 // redactor replaces known values and secret-looking strings. Safe for concurrent use.
 type redactor struct {
 	mu     sync.RWMutex
-	values []string
-	exact  *strings.Replacer // nil while no value is known
+	values []string          // guarded by mu
+	exact  *strings.Replacer // of values, unless it is stale; nil while none is known; guarded by mu
+	stale  atomic.Bool       // set with mu held
+
+	prints atomic.Pointer[prints] // of values that only credd knows; nil while there are none
 }
 
 func newRedactor() *redactor { return &redactor{} }
@@ -111,21 +112,28 @@ func (r *redactor) add(value string) {
 		}
 	}
 	r.values = append(r.values, value)
-	var pairs []string
-	for _, v := range r.values {
-		for _, form := range forms(v) {
-			pairs = append(pairs, form, Redacted)
-		}
-	}
-	r.exact = strings.NewReplacer(pairs...)
+	r.stale.Store(true)
 }
 
-func forms(v string) []string {
-	return []string{
-		v, url.QueryEscape(v), url.PathEscape(v), hex.EncodeToString([]byte(v)), strings.ToUpper(hex.EncodeToString([]byte(v))),
-		strings.TrimRight(base64.StdEncoding.EncodeToString([]byte(v)), "="),
-		strings.TrimRight(base64.URLEncoding.EncodeToString([]byte(v)), "="),
+// replacer finds the known values; nil while there are none.
+func (r *redactor) replacer() *strings.Replacer {
+	if !r.stale.Load() {
+		r.mu.RLock()
+		defer r.mu.RUnlock()
+		return r.exact
 	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.stale.Swap(false) {
+		var pairs []string
+		for _, v := range r.values {
+			for _, form := range forms(v) {
+				pairs = append(pairs, form, Redacted)
+			}
+		}
+		r.exact = strings.NewReplacer(pairs...)
+	}
+	return r.exact
 }
 
 // text returns s without secrets.
@@ -133,11 +141,11 @@ func (r *redactor) text(s string) string {
 	if len(s) < minSecret {
 		return s
 	}
-	r.mu.RLock()
-	exact := r.exact
-	r.mu.RUnlock()
-	if exact != nil {
+	if exact := r.replacer(); exact != nil {
 		s = exact.Replace(s)
+	}
+	if p := r.prints.Load(); p != nil {
+		s = p.text(s)
 	}
 	if mayHaveShape(s) {
 		s = shapes.ReplaceAllString(s, Redacted)
@@ -175,7 +183,7 @@ func (r *redactor) record(rec *Record) {
 }
 
 // Redact returns a text as records are written: without the secrets that the logger knows, and what looks like one.
-func (l *Logger) Redact(text string) string { return l.redact.text(text) }
+func (l *Logger) Redact(text string) string { return l.scanned(l.redact.text(text)) }
 
 // Redact returns s without what looks like a secret, and without the secrets themselves in their usual encodings, as
 // records are written.

@@ -109,10 +109,14 @@ func open(name, instName string, stderr io.Writer) (*Daemon, error) {
 			d.Log.Error("going on without the box's configuration", "error", err)
 		}
 		d.Audit = audit.OpenLate(inst.AuditFile(name), instName, name)
+		d.completeRecords()
 		return d, nil
 	}
-	d.Audit, err = audit.Open(inst.AuditFile(name), instName, name)
-	return d, err
+	if d.Audit, err = audit.Open(inst.AuditFile(name), instName, name); err != nil {
+		return d, err
+	}
+	d.completeRecords()
+	return d, nil
 }
 
 // noNewPrivs sets the flag on every thread: it belongs to a thread, and the runtime has several by now

@@ -156,6 +156,12 @@ func (i Instance) Socket(daemon string) string {
 	return filepath.Join(i.RunDir(), "sock", daemon, "http.sock")
 }
 
+// PrintsFile is where credd says what recognises the values that it keeps, so that the other daemons leave them out of
+// their records; volatile, credd's own, for the instance's group to read.
+func (i Instance) PrintsFile() string {
+	return filepath.Join(filepath.Dir(i.Socket(Credd)), "redact.json")
+}
+
 // PidFile is where the supervisor notes the daemon's pid.
 func (i Instance) PidFile(daemon string) string {
 	return filepath.Join(i.RunDir(), "pid", daemon+".pid")
