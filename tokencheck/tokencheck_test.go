@@ -46,6 +46,23 @@ func TestAGoodTokenPasses(t *testing.T) {
 	}
 }
 
+// TestES256: the other algorithm, and keys of both in one set.
+func TestES256(t *testing.T) {
+	t.Parallel()
+	for name, how := range both {
+		w := newWorldOf(t, issuer.ES256)
+		token, bit := w.token()
+		c := w.checker(how, 0)
+		if _, err := c.Check(t.Context(), token); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		w.revoke(bit)
+		if _, err := c.Check(t.Context(), token); !errors.Is(err, tokencheck.ErrRevoked) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 func TestWrongTokensAreRefused(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

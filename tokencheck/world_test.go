@@ -31,11 +31,14 @@ type world struct {
 	next    int
 }
 
-func newWorld(t testing.TB) *world {
+func newWorld(t testing.TB) *world { return newWorldOf(t, issuer.EdDSA) }
+
+// newWorldOf has an issuer that signs with the algorithm.
+func newWorldOf(t testing.TB, alg string) *world {
 	w := &world{t: t, revoked: map[int]bool{}, asked: map[string]int{}, jti: map[string]string{}}
 	w.clock.Store(time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC).UnixNano())
 	var err error
-	if w.ring, err = issuer.NewRing(issuer.EdDSA, w.now()); err != nil {
+	if w.ring, err = issuer.NewRing(alg, w.now()); err != nil {
 		t.Fatal(err)
 	}
 	mux := http.NewServeMux()

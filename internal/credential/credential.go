@@ -43,6 +43,8 @@ type Recorder interface {
 type Metrics interface {
 	// Minted adds tokens that were given out.
 	Minted(tokens int)
+	// Issued adds one JWT that was made.
+	Issued()
 	// Used adds one decision about a token; reason.OK is an acceptance.
 	Used(code reason.Code)
 	// MintRefused adds one session whose tokens were refused.

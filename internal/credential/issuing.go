@@ -1,16 +1,18 @@
 package credential
 
 import (
-	"bytes"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"math/big"
 	"net/http"
 	"path"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -92,6 +94,15 @@ type statusList struct {
 	live map[int]*issued
 	dead issuer.Bits // of those that have expired
 	used int
+	made madeList
+}
+
+// madeList is a signed list, good until something changes in the session's table, a token in it expires, or a second is
+// over: asked for as often as strangers like, it costs no more.
+type madeList struct {
+	token   string
+	changes uint64 // table.changes before it was made
+	until   time.Duration
 }
 
 func clientsFile(dir string) string { return filepath.Join(dir, "clients.json") }
@@ -175,30 +186,38 @@ func (s *Service) checkMinted(req *wire.MintRequest, names map[string]bool) *ref
 	}
 	for _, want := range req.Mint {
 		switch {
-		case !secretNameRE.MatchString(want.Name) || want.Audience == "" || len(want.Audience) > 256 || !plain(want.Audience):
+		case !secretNameRE.MatchString(want.Name) || !scopeRE.MatchString(want.Audience):
 			return refuse(http.StatusBadRequest, reason.Malformed, "minting: %q for %q has no name or no audience", cut(want.Name, 64), cut(want.Audience, 256))
 		case names[want.Name]:
 			return refuse(http.StatusBadRequest, reason.Malformed, "minting: %q is named twice", want.Name)
 		case want.Lifetime < 0:
 			return refuse(http.StatusBadRequest, reason.Malformed, "minting: the lifetime of %s is negative", want.Name)
-		case s.denied(want.Name):
-			return refuse(http.StatusForbidden, reason.SecretDenied, "minting: %q can never be granted to a kid: take it off the card", want.Name)
+		case s.denied(want.Name) || s.deniedWord(want.Audience):
+			return refuse(http.StatusForbidden, reason.SecretDenied, "minting: %q for %q can never be granted to a kid: take it off the card", want.Name, want.Audience)
 		case !s.issuing.mayBeFor(want.Audience):
 			return refuse(http.StatusForbidden, reason.SecretDenied, "minting: this box issues no tokens for %q: add it to issuer.audiences in its configuration, or take it off the card", want.Audience)
 		case want.Inside == (len(want.Hosts) > 0):
 			return refuse(http.StatusBadRequest, reason.Malformed, "minting: %s needs hosts, or to be given to the kid itself, and not both", want.Name)
 		}
 		for _, word := range want.Scope {
-			if word == "" || len(word) > 128 || !plain(word) || strings.ContainsAny(word, ` "\`) {
+			if !scopeRE.MatchString(word) {
 				return refuse(http.StatusBadRequest, reason.Malformed, "minting: %q is not a scope", cut(word, 128))
 			}
-			if s.denied(word) {
+			if s.deniedWord(word) {
 				return refuse(http.StatusForbidden, reason.SecretDenied, "minting: the scope %q can never be granted to a kid: take it off the card", word)
 			}
 		}
 		names[want.Name] = true
 	}
 	return nil
+}
+
+// scopeRE is what can stand in a scope, and in an audience (RFC 6749 section 3.3).
+var scopeRE = regexp.MustCompile(`^[!#-\[\]-~]{1,256}$`)
+
+// deniedWord is denied for what is no secret's name: in a pattern a star does not stand for a slash.
+func (s *Service) deniedWord(word string) bool {
+	return s.denied(word) || s.denied(strings.ReplaceAll(word, "/", "_"))
 }
 
 func (s *issuing) mayBeFor(audience string) bool {
@@ -238,7 +257,7 @@ func (s *issuing) handOut(h *holder, m *minting) (token string, made *issued, er
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now, wall := s.boottime(), s.walltime().Unix()
-	if i := m.latest; i != nil && now < (i.from+i.ends)/2 && wall >= i.claims.IssuedAt && wall < (i.claims.IssuedAt+i.claims.Expires)/2 {
+	if i := m.latest; i != nil && now < (i.from+i.ends)/2 && wall >= i.claims.IssuedAt && 2*wall < i.claims.IssuedAt+i.claims.Expires {
 		return m.token, nil, nil
 	}
 	i, token, err := s.issue(h, m)
@@ -366,33 +385,42 @@ func (s *issuing) find(token string) (*issued, error) {
 
 // statusList returns the signed list of that id as it is now.
 func (s *issuing) statusList(id string) (token string, ok bool, err error) {
+	next := madeList{changes: s.tokens.changes.Load(), until: s.boottime() + listFor} // before anything is looked at
 	s.mu.Lock()
-	var bits issuer.Bits
-	var live []*issued
-	for _, l := range s.lists {
-		if l.id == id {
-			ok, bits = true, bytes.Clone(l.dead)
-			live = make([]*issued, 0, len(l.live))
-			for _, i := range l.live {
-				live = append(live, i)
-			}
-		}
-	}
-	s.mu.Unlock()
-	if !ok {
+	n := slices.IndexFunc(s.lists, func(l *statusList) bool { return l.id == id })
+	if n < 0 {
+		s.mu.Unlock()
 		return "", false, nil
 	}
+	l := s.lists[n]
+	if l.made.token != "" && l.made.changes == next.changes && s.boottime() < l.made.until {
+		defer s.mu.Unlock()
+		return l.made.token, true, nil
+	}
+	bits, live := slices.Clone(l.dead), slices.Collect(maps.Values(l.live))
+	s.mu.Unlock()
 	for _, i := range live { // not under one lock: a revocation must not wait for it
-		if !s.good(i) {
+		if s.good(i) {
+			next.until = min(next.until, i.ends)
+		} else {
 			bits.Set(i.bit)
 		}
 	}
 	now := s.walltime().Unix()
-	token, err = s.keys().StatusList(issuer.StatusClaims{
+	next.token, err = s.keys().StatusList(issuer.StatusClaims{
 		Issuer: s.cfg.URL, Subject: s.cfg.URL + "/statuslists/" + id, IssuedAt: now, Expires: now + listExpires, TTL: listTTL,
 	}, bits)
-	return token, true, err
+	if err != nil {
+		return "", true, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l.made = next
+	return next.token, true, nil
 }
+
+// listFor is how long a list is handed out again where nothing changes.
+const listFor = time.Second
 
 // Seconds that a status list is good for, and that it may be kept by those who can wait.
 const (

@@ -12,7 +12,10 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -398,20 +401,23 @@ func TestWhatIsNotMinted(t *testing.T) {
 		status int
 		code   reason.Code
 	}{
-		"payment name":         {func(r *wire.MintRequest) { r.Mint[0].Name = "Payment_x" }, 403, reason.SecretDenied},
-		"denied name":          {func(r *wire.MintRequest) { r.Mint[0].Name = "root_x" }, 403, reason.SecretDenied},
-		"payment scope":        {func(r *wire.MintRequest) { r.Mint[0].Scope = []string{"payment_refund"} }, 403, reason.SecretDenied},
-		"denied scope":         {func(r *wire.MintRequest) { r.Mint[0].Scope = []string{"MASTER"} }, 403, reason.SecretDenied},
-		"another audience":     {func(r *wire.MintRequest) { r.Mint[0].Audience = "https://pay.bank.test" }, 403, reason.SecretDenied},
-		"two scopes in one":    {func(r *wire.MintRequest) { r.Mint[0].Scope = []string{"a payment_refund"} }, 400, reason.Malformed},
-		"no audience":          {func(r *wire.MintRequest) { r.Mint[0].Audience = "" }, 400, reason.Malformed},
-		"no hosts":             {func(r *wire.MintRequest) { r.Mint[0].Hosts = nil }, 400, reason.Malformed},
-		"hosts and inside":     {func(r *wire.MintRequest) { r.Mint[0].Inside = true }, 400, reason.Malformed},
-		"a bad host":           {func(r *wire.MintRequest) { r.Mint[0].Hosts = []string{"*:443"} }, 400, reason.Malformed},
-		"twice":                {func(r *wire.MintRequest) { r.Mint = append(r.Mint, r.Mint[0]) }, 400, reason.Malformed},
-		"as a secret":          {func(r *wire.MintRequest) { r.Mint[0].Name = "vendor"; r.Secrets = []wire.MintSecret{{Name: "vendor"}} }, 400, reason.Malformed},
-		"negative":             {func(r *wire.MintRequest) { r.Mint[0].Lifetime = -1 }, 400, reason.Malformed},
-		"a kid with a way out": {func(r *wire.MintRequest) { r.Card = "a/../b" }, 400, reason.Malformed},
+		"payment name":                       {func(r *wire.MintRequest) { r.Mint[0].Name = "Payment_x" }, 403, reason.SecretDenied},
+		"denied name":                        {func(r *wire.MintRequest) { r.Mint[0].Name = "root_x" }, 403, reason.SecretDenied},
+		"payment scope":                      {func(r *wire.MintRequest) { r.Mint[0].Scope = []string{"payment_refund"} }, 403, reason.SecretDenied},
+		"a scope with a slash":               {func(r *wire.MintRequest) { r.Mint[0].Scope = []string{"payment_refund/all"} }, 403, reason.SecretDenied},
+		"a scope of letters that look alike": {func(r *wire.MintRequest) { r.Mint[0].Scope = []string{"ｐayment_refund"} }, 400, reason.Malformed},
+		"denied audience":                    {func(r *wire.MintRequest) { r.Mint[0].Audience = "root_x/y" }, 403, reason.SecretDenied},
+		"denied scope":                       {func(r *wire.MintRequest) { r.Mint[0].Scope = []string{"MASTER"} }, 403, reason.SecretDenied},
+		"another audience":                   {func(r *wire.MintRequest) { r.Mint[0].Audience = "https://pay.bank.test" }, 403, reason.SecretDenied},
+		"two scopes in one":                  {func(r *wire.MintRequest) { r.Mint[0].Scope = []string{"a payment_refund"} }, 400, reason.Malformed},
+		"no audience":                        {func(r *wire.MintRequest) { r.Mint[0].Audience = "" }, 400, reason.Malformed},
+		"no hosts":                           {func(r *wire.MintRequest) { r.Mint[0].Hosts = nil }, 400, reason.Malformed},
+		"hosts and inside":                   {func(r *wire.MintRequest) { r.Mint[0].Inside = true }, 400, reason.Malformed},
+		"a bad host":                         {func(r *wire.MintRequest) { r.Mint[0].Hosts = []string{"*:443"} }, 400, reason.Malformed},
+		"twice":                              {func(r *wire.MintRequest) { r.Mint = append(r.Mint, r.Mint[0]) }, 400, reason.Malformed},
+		"as a secret":                        {func(r *wire.MintRequest) { r.Mint[0].Name = "vendor"; r.Secrets = []wire.MintSecret{{Name: "vendor"}} }, 400, reason.Malformed},
+		"negative":                           {func(r *wire.MintRequest) { r.Mint[0].Lifetime = -1 }, 400, reason.Malformed},
+		"a kid with a way out":               {func(r *wire.MintRequest) { r.Card = "a/../b" }, 400, reason.Malformed},
 	} {
 		req := booksRequest("kid1", testMark)
 		c.change(&req)
@@ -675,8 +681,8 @@ func TestASealedIssuerSignsNothing(t *testing.T) {
 	w := newWall()
 	b := newBox(t).start(asIssuer(w))
 	keys := b.get(testIssuer + "/.well-known/jwks.json").body
-	const passphrase = "correct horse battery"
-	if err := b.call("POST", "/v1/vault-seal", wire.SealRequest{Passphrase: passphrase}, nil); err != nil {
+	key := testKey(t)
+	if err := b.call("POST", "/v1/vault-seal", wire.SealRequest{Recipient: key.Recipient().String()}, nil); err != nil {
 		t.Fatal(err)
 	}
 	b.stop()
@@ -688,7 +694,7 @@ func TestASealedIssuerSignsNothing(t *testing.T) {
 	if err := b.call("POST", "/v1/issuer/rotate", nil, nil); err == nil {
 		t.Error("a sealed issuer rotated its keys")
 	}
-	if err := b.call("POST", "/v1/vault-unlock", wire.UnlockRequest{Key: passphrase}, nil); err != nil {
+	if err := b.call("POST", "/v1/vault-unlock", wire.UnlockRequest{Key: key.String()}, nil); err != nil {
 		t.Fatal(err)
 	}
 	if got := b.get(testIssuer + "/.well-known/jwks.json").body; got != keys {
@@ -696,5 +702,53 @@ func TestASealedIssuerSignsNothing(t *testing.T) {
 	}
 	if !b.introspect(b.jwt(testMark, b.mintAll(booksRequest("kid1", testMark))["books"])).Active {
 		t.Error("an opened issuer's JWT does not count")
+	}
+}
+
+// TestAFloodOfListsDelaysNoRevocation: strangers who ask for a status list as fast as they can, while many tokens live. What
+// a revocation takes then is compared with what it takes without them.
+func TestAFloodOfListsDelaysNoRevocation(t *testing.T) {
+	w := newWall()
+	b := newBox(t).start(asIssuer(w))
+	jwt := b.jwt(testMark, b.mintAll(booksRequest("kid1", testMark))["books"])
+	s := b.svc.issuing
+	first, err := s.find(jwt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := range listFull - 1 {
+		s.enter(&issued{h: first.h, m: first.m, from: first.from, ends: first.ends, claims: issuer.Claims{ID: strconv.Itoa(n)}})
+	}
+	list := strings.TrimPrefix(claimsOf(t, jwt).Status.List.URI, testIssuer)
+	door := b.svc.Door()
+	ctx, cancel := context.WithCancel(t.Context())
+	var asked atomic.Int64
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				rec := httptest.NewRecorder()
+				door.ServeHTTP(rec, httptest.NewRequest(http.MethodGet, list, nil))
+				if rec.Code != http.StatusOK {
+					t.Errorf("%d %s", rec.Code, rec.Body)
+					return
+				}
+				asked.Add(1)
+			}
+		})
+	}
+	b.wait("a thousand lists", func() bool { return asked.Load() > 1000 })
+	var took []time.Duration
+	for n := range 50 { // each makes the next list anew
+		start := time.Now()
+		b.svc.tokens.revokeMarks([]uint32{uint32(otherMark + n)}, "")
+		took = append(took, time.Since(start))
+	}
+	cancel()
+	wg.Wait()
+	slices.Sort(took)
+	t.Logf("%d lists; a revocation took %v, %v at most", asked.Load(), took[25], took[49])
+	if took[25] > 5*time.Millisecond {
+		t.Errorf("half of the revocations took more than %v", took[25])
 	}
 }

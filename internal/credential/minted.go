@@ -85,7 +85,7 @@ func (s *Service) recordIssued(i *issued) {
 	if i == nil {
 		return
 	}
-	s.cfg.Metrics.Minted(1)
+	s.cfg.Metrics.Issued()
 	s.cfg.Audit.Log(audit.Record{Event: audit.EventTokenMinted, Session: i.h.session, Kid: i.h.kid, Mark: i.h.mark, Card: i.h.card,
 		Actor: "uid:" + strconv.Itoa(s.cfg.Peers.Root), Outcome: audit.OutcomeOK, Fields: map[string]string{
 			"secret": i.m.want.Name, "token_id": i.m.d.id(), "jti": i.claims.ID, "aud": i.claims.Audience, "scope": i.claims.Scope,

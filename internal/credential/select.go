@@ -74,6 +74,7 @@ func (t *table) take(parts []part) []part {
 	for _, p := range parts {
 		d := p.h.digests[p.i]
 		if t.grants[d].holder == p.h {
+			t.changes.Add(1)
 			delete(t.grants, d)
 			p.h.left--
 			taken, ids = append(taken, p), append(ids, d.id())

@@ -65,6 +65,7 @@ func (r *recorder) find(event string) []audit.Record {
 type noMetrics struct{}
 
 func (noMetrics) Minted(int)                 {}
+func (noMetrics) Issued()                    {}
 func (noMetrics) Used(reason.Code)           {}
 func (noMetrics) MintRefused(reason.Code)    {}
 func (noMetrics) Revoked(int, time.Duration) {}

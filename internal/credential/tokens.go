@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"tagout/internal/wire"
@@ -62,6 +63,8 @@ type grant struct {
 type table struct {
 	boottime   func() time.Duration
 	delivering sync.RWMutex
+
+	changes atomic.Uint64 // grows with everything that makes a token invalid, but for its time; written under mu
 
 	mu      sync.RWMutex
 	epoch   uint64             // grows with every revocation of everything
@@ -237,6 +240,7 @@ func (g *gone) marks() []uint32 {
 // forget takes the mark's session out: from then on none of its tokens is found. Callers hold mu for writing.
 func (t *table) forget(mark uint32, g *gone) {
 	e := revocation{Mark: mark}
+	t.changes.Add(1)
 	if h := t.byMark[mark]; h != nil {
 		e.Session, e.Kid = h.session, h.kid
 		delete(t.byMark, mark)

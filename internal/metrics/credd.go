@@ -10,10 +10,10 @@ import (
 
 // Credd counts what credd does. Make one with NewCredd.
 type Credd struct {
-	minted, forgotten, revocations, expired prometheus.Counter
-	used, mintRefused                       *prometheus.CounterVec
-	revokeSeconds                           prometheus.Histogram
-	sessions, tokens, secrets               prometheus.Gauge
+	minted, issued, forgotten, revocations, expired prometheus.Counter
+	used, mintRefused                               *prometheus.CounterVec
+	revokeSeconds                                   prometheus.Histogram
+	sessions, tokens, secrets                       prometheus.Gauge
 }
 
 // NewCredd registers credd's metrics in r.
@@ -27,6 +27,7 @@ func NewCredd(r *Registry) *Credd {
 	}
 	return &Credd{
 		minted:      counter("tagout_credd_tokens_minted_total", "Tokens given to sessions."),
+		issued:      counter("tagout_credd_jwts_issued_total", "JWTs made for services of the user's own."),
 		forgotten:   counter("tagout_credd_tokens_revoked_total", "Tokens forgotten by revocations."),
 		expired:     counter("tagout_credd_tokens_expired_total", "Tokens whose lifetime was over."),
 		revocations: counter("tagout_credd_revocations_total", "Revocations acknowledged."),
@@ -45,6 +46,9 @@ func NewCredd(r *Registry) *Credd {
 
 // Minted adds tokens that were given out.
 func (c *Credd) Minted(tokens int) { c.minted.Add(float64(tokens)) }
+
+// Issued adds one JWT that was made.
+func (c *Credd) Issued() { c.issued.Inc() }
 
 // Used adds one decision about a token.
 func (c *Credd) Used(code reason.Code) { c.used.WithLabelValues(code.String()).Inc() }
