@@ -90,6 +90,18 @@ func refusal(err error) error {
 	return err
 }
 
+func (c credd) Use(ctx context.Context, kid string) (*wire.CredentialUse, error) {
+	var use wire.CredentialUse
+	err := c.client.Call(ctx, http.MethodGet, "/v1/sessions/"+kid+"/use", nil, &use)
+	switch {
+	case control.Status(err) == http.StatusNotFound:
+		return nil, nil
+	case err != nil:
+		return nil, err
+	}
+	return &use, nil
+}
+
 func (c credd) Forget(ctx context.Context, kid string) error { return forget(ctx, c.client, kid) }
 
 func forget(ctx context.Context, c *control.Client, kid string) error {

@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"net/http"
 	"net/url"
 	"strings"
@@ -26,20 +28,24 @@ func (a *app) destroyCommand() *cobra.Command {
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), destroyLimit)
 			defer cancel()
-			kept, err := a.destroyWith(ctx, args[0], why, lesson)
+			done, err := a.destroyWith(ctx, args[0], why, lesson)
 			if err != nil {
 				return err
 			}
 			if a.json {
-				gone := map[string]string{"kid": args[0], "state": "gone"}
-				if kept != "" {
-					gone["lesson"] = kept
+				gone := map[string]any{"kid": args[0], "state": "gone"}
+				if done.Lesson != "" {
+					gone["lesson"] = done.Lesson
+				}
+				if done.Credentials != nil {
+					gone["credentials"] = done.Credentials
 				}
 				return a.printJSON(gone)
 			}
 			a.printf("there is no kid %s any more\n", args[0])
-			if kept != "" {
-				a.printf("its lesson is kept: tagout lessons show %s\n", kept)
+			showUse(a.out, done.Credentials)
+			if done.Lesson != "" {
+				a.printf("its lesson is kept: tagout lessons show %s\n", done.Lesson)
 			}
 			return nil
 		},
@@ -49,14 +55,24 @@ func (a *app) destroyCommand() *cobra.Command {
 	return cmd
 }
 
-// destroyWith returns the name of the note that was kept.
-func (a *app) destroyWith(ctx context.Context, kid, why, lesson string) (string, error) {
-	if lesson == "" {
-		return "", a.destroy(ctx, kid, why)
-	}
+// destroyWith destroys a kid, and keeps a lesson unless that is empty.
+func (a *app) destroyWith(ctx context.Context, kid, why, lesson string) (wire.DestroyReply, error) {
 	var done wire.DestroyReply
 	err := a.callWith(ctx, instance.Sandboxd, http.MethodPost, "/v1/kids/"+url.PathEscape(kid)+"/destroy", wire.DestroyRequest{Reason: why, Lesson: lesson}, &done)
-	return done.Lesson, err
+	return done, err
+}
+
+// showUse says what a kid was granted and did not need, a line each; nothing where all was needed, or nobody knows.
+func showUse(w io.Writer, use *wire.CredentialUse) {
+	if use == nil {
+		return
+	}
+	if len(use.Unused) > 0 {
+		fmt.Fprintf(w, "granted and never used: %s\n", oneLine(strings.Join(use.Unused, ", "))) // nobody is left to be told
+	}
+	for _, wide := range use.Wide {
+		fmt.Fprintf(w, "wider than its use: %s\n", oneLine(wide.String())) // as above
+	}
 }
 
 func (a *app) destroy(ctx context.Context, kid, why string) error {

@@ -65,6 +65,7 @@ func (a *app) lesson(cmd *cobra.Command, name string) error {
 	if l.DeniedMore > 0 {
 		a.printf("refused %s more\n", count(l.DeniedMore, "place"))
 	}
+	showUse(a.out, &wire.CredentialUse{Unused: l.Unused, Wide: l.Wide})
 	a.printf("\n%s\n", l.Text)
 	return nil
 }

@@ -31,7 +31,9 @@ func (a *app) runCommand() *cobra.Command {
 			if sf.timings {
 				err = errors.Join(err, a.timingsAfter(ctx, kid.Name))
 			}
-			return errors.Join(err, a.destroy(ctx, kid.Name, "its command ended"))
+			done, gone := a.destroyWith(ctx, kid.Name, "its command ended", "")
+			showUse(a.err, done.Credentials)
+			return errors.Join(err, gone)
 		},
 	}
 	sf.add(cmd)

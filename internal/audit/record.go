@@ -67,6 +67,7 @@ const (
 	EventTokenRefused   = "token.refused"  // a name, not a token
 	EventTokenRevoked   = "token.revoked"  // a name, not a token
 	EventTokenExpired   = "token.expired"  // a name, not a token
+	EventTokenJudged    = "token.judged"   // at a session's end: names that it was granted and did not use
 	EventVaultChanged   = "vault.changed"
 	EventVaultUnlocked  = "vault.unlocked" // or not, with a wrong key
 	EventVaultSealed    = "vault.sealed"   // its identity, in another way

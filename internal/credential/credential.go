@@ -99,6 +99,7 @@ type Service struct {
 	tally   *tally.Tally
 	ready   atomic.Bool // killswitchd has answered once
 	onOpen  []func() error
+	usage   *usage
 	issuing *issuing // nil where the box is no issuer
 
 	closeOnce sync.Once
@@ -108,7 +109,7 @@ type Service struct {
 // Open reads (or makes) the identity, the vault and the revocation ledger in cfg.Dir. Another process that
 // uses the directory, an identity that others can read, and a vault that does not decrypt are errors.
 func Open(cfg Config) (*Service, error) {
-	s := &Service{cfg: cfg, tally: tally.New(cfg.Audit, auditLines), closing: make(chan struct{})}
+	s := &Service{cfg: cfg, tally: tally.New(cfg.Audit, auditLines), usage: newUsage(), closing: make(chan struct{})}
 	for _, pattern := range append([]string{paymentPrefix + "*"}, cfg.Deny...) {
 		pattern = strings.ToLower(pattern)
 		if _, err := path.Match(pattern, ""); err != nil {

@@ -19,6 +19,7 @@ const deliverWithin = 20 * time.Millisecond
 func (s *Service) Routes(mux *http.ServeMux) {
 	p := s.cfg.Peers
 	mux.HandleFunc("POST /v1/sessions", control.Admit(s.mint, p.Root))
+	mux.HandleFunc("GET /v1/sessions/{kid}/use", control.Admit(s.sessionUse, p.Root))
 	mux.HandleFunc("DELETE /v1/sessions/{kid}", control.Admit(s.endSession, p.Root, p.Killswitchd))
 	mux.HandleFunc("POST /v1/revoke", control.Admit(s.revoke, p.Root, p.Killswitchd))
 	mux.HandleFunc("POST /v1/resolve", control.Admit(s.resolve, p.Proxy))

@@ -64,6 +64,7 @@ func (s *Service) mintTokens(ctx context.Context, req *wire.MintRequest) (map[st
 	case mintRevoked:
 		return nil, refuse(http.StatusLocked, reason.Stopped, "session %s is revoked and gets no token any more: spawn a new kid", req.Session)
 	}
+	s.usage.begin(h)
 	s.recordMint(req, h, tokens)
 	if no := s.finishMinted(req, h, tokens); no != nil {
 		return nil, no

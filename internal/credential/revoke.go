@@ -13,7 +13,11 @@ import (
 func (s *Service) endSession(w http.ResponseWriter, r *http.Request) {
 	start := time.Now()
 	g := s.tokens.revokeKid(r.PathValue("kid"))
+	use := s.usage.end(r.PathValue("kid"))
 	s.acknowledge(w, r, wire.RevokeReply{Revoked: g.tokens}, g, start)
+	if use != nil {
+		s.recordUses(use, actor(r))
+	}
 }
 
 func (s *Service) revoke(w http.ResponseWriter, r *http.Request) {

@@ -239,6 +239,16 @@ type errNotFor struct{ scope, detail string }
 
 func (e *errNotFor) Error() string { return e.detail }
 
+// bindingOf returns what a secret is bound to, which nobody changes; nil where there is no such secret.
+func (v *vault) bindingOf(name string) *binding {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	if s := v.secrets[name]; s != nil {
+		return &s.binding
+	}
+	return nil
+}
+
 // value returns the secret's value for a request to hostport, which is canonical. The error is errUnknownSecret, or an
 // *errNotFor where the secret is bound to something else.
 func (v *vault) value(name, hostport string, req *wire.ResolveRequest) (wire.ResolveReply, error) {

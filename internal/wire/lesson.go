@@ -13,7 +13,8 @@ type DestroyRequest struct {
 
 // DestroyReply says what was kept of a kid that is gone.
 type DestroyReply struct {
-	Lesson string `json:"lesson,omitempty"` // name of the note
+	Lesson      string         `json:"lesson,omitempty"`      // name of the note
+	Credentials *CredentialUse `json:"credentials,omitempty"` // what it made of what it was granted; absent: nobody knows
 }
 
 // Lesson is a note about a kid that is gone. Whoever wrote it may have been an AI agent: it is material, and no
@@ -33,6 +34,8 @@ type Lesson struct {
 	Reason     string       `json:"reason"`
 	Denied     []DeniedDest `json:"denied"`                // where it was refused; the first 50 places
 	DeniedMore int          `json:"denied_more,omitempty"` // so many places are left out
+	Unused     []string     `json:"unused,omitempty"`      // secrets that it was granted and never used
+	Wide       []WideSecret `json:"wide,omitempty"`        // and those that were for more than what it used
 	Text       string       `json:"text,omitempty"`        // Markdown; a list has its first line alone
 }
 

@@ -1,6 +1,10 @@
 package wire
 
-import "time"
+import (
+	"fmt"
+	"strings"
+	"time"
+)
 
 // The ways in which a secret is presented, and the places in which a token is found. PlaceWebSocket is a place alone: a
 // message on a WebSocket.
@@ -69,4 +73,38 @@ type VaultState struct {
 	Sealed     string   `json:"sealed"`               // plain, passphrase or key
 	Open       bool     `json:"open"`                 // while it is not, everything is denied
 	Recipients []string `json:"recipients,omitempty"` // public halves; what is encrypted to them, the vault's identity reads
+}
+
+// CredentialUse says what a session made of the secrets that it was granted; canaries do not count.
+type CredentialUse struct {
+	Granted []string     `json:"granted"`
+	Unused  []string     `json:"unused,omitempty"` // never used
+	Wide    []WideSecret `json:"wide,omitempty"`   // used, and for less than they are for
+}
+
+// WideSecret is a secret that was for more than what it was used for.
+type WideSecret struct {
+	Secret     string   `json:"secret"`
+	Uses       uint64   `json:"uses"`
+	Hosts      []string `json:"hosts,omitempty"`       // bound to, and never used there
+	Methods    []string `json:"methods,omitempty"`     // likewise
+	Paths      []string `json:"paths,omitempty"`       // likewise
+	OnlyMethod string   `json:"only_method,omitempty"` // it may be used with any, and this was the only one
+}
+
+// String is w in words.
+func (w WideSecret) String() string {
+	var parts []string
+	for _, p := range []struct {
+		what string
+		list []string
+	}{{"host", w.Hosts}, {"method", w.Methods}, {"path", w.Paths}} {
+		if len(p.list) > 0 {
+			parts = append(parts, fmt.Sprintf("%s %s never used", p.what, strings.Join(p.list, ", ")))
+		}
+	}
+	if w.OnlyMethod != "" {
+		parts = append(parts, "any method, and only "+w.OnlyMethod+" used")
+	}
+	return w.Secret + ": " + strings.Join(parts, ", ")
 }

@@ -8,6 +8,7 @@
 //	dnsfilter      POST   /v1/names                NameQuery -> Name; only the proxy
 //	               POST   /v1/claims               NameClaim -> Name; only the proxy
 //	credd          POST   /v1/sessions             MintRequest -> MintReply; only uid 0
+//	               GET    /v1/sessions/{kid}/use   CredentialUse so far; only uid 0
 //	               DELETE /v1/sessions/{kid}       forgets its tokens; uid 0 and killswitchd
 //	               POST   /v1/revoke               RevokeRequest -> RevokeReply; uid 0 and killswitchd
 //	               POST   /v1/resolve              ResolveRequest -> ResolveReply; only the proxy

@@ -36,6 +36,7 @@ type Kids interface {
 	Exec(ctx context.Context, name, actor string, r wire.ExecRequest, send func(wire.ExecFrame) error) error
 	Destroy(ctx context.Context, name, actor, why string) error
 	DestroyWithLesson(ctx context.Context, name, actor, why, lesson string) (file string, err error)
+	CredentialUse(ctx context.Context, name string) *wire.CredentialUse
 	Commands
 	Lives
 	Files

@@ -35,6 +35,7 @@ type fakeKids struct {
 	ungrant  func(name, id, actor, by, why string) error
 	refused  func(name, by string)
 
+	use        *wire.CredentialUse
 	withLesson func(ctx context.Context, name, actor, why, lesson string) (string, error)
 }
 
@@ -47,6 +48,7 @@ func (f fakeKids) Exec(ctx context.Context, name, actor string, r wire.ExecReque
 func (f fakeKids) DestroyWithLesson(ctx context.Context, name, actor, why, lesson string) (string, error) {
 	return f.withLesson(ctx, name, actor, why, lesson)
 }
+func (f fakeKids) CredentialUse(context.Context, string) *wire.CredentialUse { return f.use }
 func (f fakeKids) Destroy(ctx context.Context, name, actor, why string) error {
 	return f.destroy(ctx, name, actor, why)
 }

@@ -31,6 +31,7 @@ type destroyWithLessonRequest struct {
 type destroyReply struct{ Body wire.DestroyReply }
 
 func (s *server) destroyWithLesson(ctx context.Context, in *destroyWithLessonRequest) (*destroyReply, error) {
+	use := s.kids.CredentialUse(ctx, in.Kid) // nobody knows afterwards
 	var file string
 	var err error
 	if in.Body.Lesson == "" {
@@ -41,7 +42,7 @@ func (s *server) destroyWithLesson(ctx context.Context, in *destroyWithLessonReq
 	if err != nil {
 		return nil, refused(err)
 	}
-	return &destroyReply{wire.DestroyReply{Lesson: file}}, nil
+	return &destroyReply{wire.DestroyReply{Lesson: file, Credentials: use}}, nil
 }
 
 type listLessonsRequest struct {

@@ -44,6 +44,8 @@ type PolicyPoint interface {
 type Credentials interface {
 	Mint(ctx context.Context, r wire.MintRequest) (wire.MintReply, error)
 	Forget(ctx context.Context, kid string) error
+	// Use says what the kid's session has made of what it was granted; nil where credd knows nothing of it.
+	Use(ctx context.Context, kid string) (*wire.CredentialUse, error)
 }
 
 // Kernel is the instance's BPF maps. Nothing passes that has no entry there.

@@ -133,6 +133,15 @@ func (g *guards) Mint(_ context.Context, r wire.MintRequest) (wire.MintReply, er
 	return reply, nil
 }
 
+func (g *guards) Use(_ context.Context, kid string) (*wire.CredentialUse, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if err := g.fail["use"]; err != nil || !g.tokens[kid] {
+		return nil, err
+	}
+	return &wire.CredentialUse{Granted: []string{"vendor_api"}, Unused: []string{"vendor_api"}}, nil
+}
+
 func (g *guards) Forget(_ context.Context, kid string) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -32,7 +32,7 @@ func (m *Manager) DestroyWithLesson(ctx context.Context, name, actor, why, text 
 		}
 	}
 	m.mu.Unlock()
-	file, err := m.keepLesson(view, actor, why, text, secrets)
+	file, err := m.keepLesson(view, m.CredentialUse(ctx, name), actor, why, text, secrets)
 	if err != nil {
 		return "", err
 	}
@@ -43,11 +43,15 @@ func (m *Manager) DestroyWithLesson(ctx context.Context, name, actor, why, text 
 	return file, m.destroy(ctx, k, actor, why)
 }
 
-func (m *Manager) keepLesson(k wire.Kid, actor, why, text string, secrets []string) (string, error) {
+func (m *Manager) keepLesson(k wire.Kid, use *wire.CredentialUse, actor, why, text string, secrets []string) (string, error) {
 	if m.cfg.Lessons == nil {
 		return "", refuse(Unavailable, reason.Internal, "lessons are not kept here")
 	}
+	if use == nil {
+		use = &wire.CredentialUse{}
+	}
 	file, err := m.cfg.Lessons.Keep(wire.Lesson{
+		Unused: use.Unused, Wide: use.Wide,
 		Kid: k.Name, Session: k.Session, Card: k.Card, Purpose: k.Purpose, Owner: k.Owner, By: actor, Created: k.Created,
 		Destroyed: time.Now(), State: k.State, Cause: k.Cause, Reason: why, Text: text,
 	}, secrets)

@@ -59,7 +59,7 @@ func TestDestroyKeepsALesson(t *testing.T) {
 		t.Fatalf("destroyed: %v", err)
 	}
 	all, err := store.List(nil)
-	if err != nil || len(all) != 1 || all[0].Name != file || all[0].Text != "first" || all[0].Session != k.Session || all[0].State != wire.KidRunning {
+	if err != nil || len(all) != 1 || all[0].Name != file || all[0].Text != "first" || strings.Join(all[0].Unused, ",") != "vendor_api" || all[0].Session != k.Session || all[0].State != wire.KidRunning {
 		t.Errorf("notes: %+v, %v", all, err)
 	}
 	if n := b.audit.count(audit.EventLessonKept, audit.OutcomeOK); n != 2 {

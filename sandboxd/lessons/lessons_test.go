@@ -50,6 +50,8 @@ func TestKeepAndFind(t *testing.T) {
 	s := open(t)
 	first := s.mustKeep(t, lesson("s1", "try npm install", "The registry needs `npm.test`.\n\nAllow it."))
 	later := lesson("s2", "compile", "Nothing.")
+	later.Unused = []string{"idle_key"}
+	later.Wide = []wire.WideSecret{{Secret: "vendor_api", Uses: 3, Hosts: []string{"a.test:443"}, OnlyMethod: "GET"}}
 	later.Destroyed = day.Add(time.Hour)
 	second := s.mustKeep(t, later)
 	if first != "2026-03-04-try-npm-install.md" || second != "2026-03-04-compile.md" {
@@ -74,6 +76,9 @@ func TestKeepAndFind(t *testing.T) {
 		if got := find(c.words...); got != c.want {
 			t.Errorf("with %q: %s, want %s", c.words, got, c.want)
 		}
+	}
+	if got, err := s.Get(second); err != nil || !slices.Equal(got.Unused, later.Unused) || len(got.Wide) != 1 || got.Wide[0].String() != later.Wide[0].String() {
+		t.Errorf("what it was granted: %+v, %v", got, err)
 	}
 	got, err := s.Get(first)
 	want := lesson("s1", "try npm install", "The registry needs `npm.test`.\n\nAllow it.")

@@ -45,6 +45,18 @@ func (s *Store) fill(l *wire.Lesson, secrets []string) error {
 // fields are l's texts of one line.
 func fields(l *wire.Lesson) []*string {
 	out := []*string{&l.Kid, &l.Session, &l.Card, &l.Purpose, &l.Owner, &l.By, &l.Cause, &l.Reason}
+	for i := range l.Unused {
+		out = append(out, &l.Unused[i])
+	}
+	for i := range l.Wide {
+		w := &l.Wide[i]
+		out = append(out, &w.Secret, &w.OnlyMethod)
+		for _, list := range [][]string{w.Hosts, w.Methods, w.Paths} {
+			for j := range list {
+				out = append(out, &list[j])
+			}
+		}
+	}
 	for i := range l.Denied {
 		out = append(out, &l.Denied[i].To, &l.Denied[i].Reason)
 	}
@@ -150,6 +162,7 @@ func render(l *wire.Lesson) string {
 		{"kid", l.Kid}, {"session", l.Session}, {"card", l.Card}, {"purpose", l.Purpose}, {"owner", l.Owner}, {"by", l.By},
 		{"created", l.Created}, {"destroyed", l.Destroyed}, {"state", l.State}, {"cause", l.Cause}, {"reason", l.Reason},
 		{"denied", l.Denied}, {"denied_more", l.DeniedMore},
+		{"unused", l.Unused}, {"wide", l.Wide},
 	} {
 		b.WriteString(field.name + ": ")
 		if err := enc.Encode(field.value); err != nil {

@@ -249,10 +249,12 @@ type DestroyInput struct {
 type DestroyOutput struct {
 	Gone   bool   `json:"gone"`
 	Lesson string `json:"lesson,omitempty" jsonschema:"name of the note that was kept"`
+
+	Credentials *wire.CredentialUse `json:"credentials,omitempty" jsonschema:"what it made of the secrets that it was granted"`
 }
 
 func (s *server) destroy(ctx context.Context, _ *sdk.CallToolRequest, in DestroyInput) (*sdk.CallToolResult, DestroyOutput, error) {
 	var done wire.DestroyReply
 	err := s.api.Call(ctx, http.MethodPost, route(in.Kid, "/destroy"), wire.DestroyRequest{Reason: in.Reason, Lesson: in.Lesson}, &done)
-	return nil, DestroyOutput{Gone: err == nil, Lesson: done.Lesson}, err
+	return nil, DestroyOutput{Gone: err == nil, Lesson: done.Lesson, Credentials: done.Credentials}, err
 }
