@@ -9,12 +9,14 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"tagout/internal/audit"
+	"tagout/internal/audit/seal"
 	"tagout/internal/auditview"
 )
 
 func (a *app) auditCommand() *cobra.Command {
 	cmd := group("audit", "Search and check the audit logs")
-	cmd.AddCommand(a.auditSearchCommand(), a.auditIndexCommand(), a.auditVerifyCommand(), a.auditProofCommand(), a.auditKeysCommand())
+	cmd.AddCommand(a.auditSearchCommand(), a.auditIndexCommand(), a.auditExportCommand(), a.auditVerifyCommand(), a.auditProofCommand(), a.auditKeysCommand())
 	return cmd
 }
 
@@ -22,6 +24,26 @@ func (a *app) auditCommand() *cobra.Command {
 type queryFlags struct {
 	q            auditview.Query
 	since, until string
+	identities
+}
+
+// identities are the files with what opens encrypted pieces of the logs.
+type identities struct{ files []string }
+
+func (i *identities) addTo(cmd *cobra.Command) {
+	cmd.Flags().StringSliceVar(&i.files, "identity", nil, "an age identity file that opens encrypted pieces of the logs; may be given again")
+}
+
+func (i *identities) unseal() ([]audit.Unseal, error) {
+	var out []audit.Unseal
+	for _, file := range i.files {
+		ids, err := seal.Identities(file)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, seal.With(ids...))
+	}
+	return out, nil
 }
 
 func (f *queryFlags) add(cmd *cobra.Command) {
@@ -39,6 +61,7 @@ func (f *queryFlags) add(cmd *cobra.Command) {
 	fl.StringVar(&f.q.Actor, "actor", "", "who asked for it")
 	fl.StringVar(&f.since, "since", "", "leave out what is older: a time such as 2026-11-30T09:00:00Z, or 15m ago")
 	fl.StringVar(&f.until, "until", "", "leave out what is not older, likewise")
+	f.identities.addTo(cmd)
 }
 
 // query returns what is asked for; words are the free text.
@@ -67,7 +90,11 @@ in the logs.`,
 			if limit < 0 {
 				return usage(errors.New("--limit is a number from 0, which is all"))
 			}
-			return a.search(cmd.Context(), q, limit)
+			unseal, err := f.unseal()
+			if err != nil {
+				return usage(err)
+			}
+			return a.search(cmd.Context(), q, limit, unseal)
 		},
 	}
 	f.add(cmd)
@@ -75,12 +102,12 @@ in the logs.`,
 	return cmd
 }
 
-func (a *app) search(ctx context.Context, q auditview.Query, limit int) error {
+func (a *app) search(ctx context.Context, q auditview.Query, limit int, unseal []audit.Unseal) error {
 	inst, err := a.named()
 	if err != nil {
 		return err
 	}
-	finder := a.finder(ctx, inst)
+	finder := a.finder(ctx, inst, unseal)
 	lines, more, stats, err := auditview.Newest(ctx, finder, q, limit)
 	if err != nil {
 		return a.unfound(err)

@@ -231,3 +231,29 @@ func TestTheIndexIsAHelper(t *testing.T) {
 		t.Errorf("an instance that is not there: %d", code)
 	}
 }
+
+func TestExportWritesEveryForm(t *testing.T) {
+	incident(t, "tclixp")
+	for format, want := range map[string]int{"jsonl": 7, "ocsf": 7, "csv": 8, "cef": 7} {
+		code, out, errOut := tagout("--instance", "tclixp", "audit", "export", "--format", format)
+		if code != 0 || errOut != "" || strings.Count(out, "\n") != want {
+			t.Errorf("%s: %d\n%s%s", format, code, out, errOut)
+		}
+	}
+	file := filepath.Join(t.TempDir(), "x.jsonl")
+	if code, out, errOut := tagout("--instance", "tclixp", "audit", "export", "01STOP", "-o", file); code != 0 || out+errOut != "" {
+		t.Errorf("%d %s%s", code, out, errOut)
+	}
+	raw, err := os.ReadFile(file)
+	if _, all, _ := tagout("--instance", "tclixp", "timeline", "01STOP", "--json"); err != nil || string(raw) != all {
+		t.Errorf("%v\n%s\n%s", err, raw, all)
+	}
+	if code, out, _ := tagout("--instance", "tclixp", "audit", "export", "--event", "tool.*"); code != 0 || strings.Count(out, "\n") != 1 {
+		t.Errorf("%d %s", code, out)
+	}
+	for _, bad := range [][]string{{"--format", "xml"}, {"nobody"}, {"--since", "soon"}} {
+		if code, _, _ := tagout(append([]string{"--instance", "tclixp", "audit", "export"}, bad...)...); code != 2 {
+			t.Errorf("%v: %d", bad, code)
+		}
+	}
+}

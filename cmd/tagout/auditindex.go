@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"tagout/internal/audit"
 	"tagout/internal/auditindex"
 	"tagout/internal/auditview"
 	"tagout/internal/instance"
@@ -59,8 +60,8 @@ it, and where it is missing or damaged the logs are read through instead.`,
 const indexLimit = 250 * time.Millisecond
 
 // finder returns what searches the instance's logs.
-func (a *app) finder(ctx context.Context, inst instance.Instance) auditview.Finder {
-	through := auditview.Scanner{Dir: inst.AuditDir()}
+func (a *app) finder(ctx context.Context, inst instance.Instance, unseal []audit.Unseal) auditview.Finder {
+	through := auditview.Scanner{Dir: inst.AuditDir(), Unseal: unseal}
 	if _, err := os.Stat(inst.AuditIndexDir()); err != nil { // nothing keeps one here
 		return through
 	}

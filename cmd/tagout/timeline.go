@@ -23,6 +23,7 @@ type timelineFlags struct {
 	since  string
 	only   []string
 	html   string
+	identities
 }
 
 func (a *app) timelineCommand() *cobra.Command {
@@ -41,6 +42,7 @@ attach to an incident.`,
 	cmd.Flags().BoolVarP(&f.follow, "follow", "f", false, "go on with what follows, until the kid is gone")
 	cmd.Flags().StringVar(&f.since, "since", "", "leave out what is older: a time such as 2026-11-30T09:00:00Z, or 15m ago")
 	cmd.Flags().StringSliceVar(&f.only, "only", nil, "show these topics only: network, files, tools, processes, identity, stop, life")
+	f.identities.addTo(cmd)
 	cmd.Flags().StringVar(&f.html, "html", "", "write one self-contained page to this file")
 	return cmd
 }
@@ -55,11 +57,15 @@ func (a *app) timeline(ctx context.Context, who string, f timelineFlags) error {
 	if err != nil {
 		return usage(err)
 	}
+	unseal, err := f.unseal()
+	if err != nil {
+		return usage(err)
+	}
 	if f.follow && f.html != "" {
 		return usage(errors.New("a page is written once and follows nothing: leave out --follow or --html"))
 	}
 	ends := logtail.Ends(inst.AuditDir()) // before it is read, so that nothing is between
-	finder := a.finder(ctx, inst)
+	finder := a.finder(ctx, inst, unseal)
 	story, err := auditview.Tell(ctx, finder, who)
 	if err != nil {
 		return a.unfound(err)

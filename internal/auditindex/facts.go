@@ -257,7 +257,7 @@ func (q *quick) member(kind object, key []byte) bool {
 		switch string(key) {
 		case "stop":
 			return q.noted(fieldStop)
-		case "path", "file", "to", "exe":
+		case "path", "from", "file", "exe":
 			return q.noted(fieldPath)
 		}
 		return q.i < len(q.b) && q.b[q.i] == '"' && q.skipText()

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -282,6 +283,29 @@ func TestALineThatIsTooLongOrNotOverHidesNoOther(t *testing.T) {
 	}
 	if s.Lines[0].Seq != 1 {
 		t.Errorf("it is the log's record %d, want 1", s.Lines[0].Seq)
+	}
+}
+
+// A stream is in order over all logs, also where there is much more than is held.
+func TestAStreamIsInOrder(t *testing.T) {
+	b := newBox(t)
+	for n := range 3000 {
+		b.log([]string{"a", "b", "c"}[n*7%3], n, of("k", "S", fmt.Sprint(n)))
+	}
+	next := 0
+	_, err := Scanner{Dir: b.dir}.Stream(t.Context(), Query{}, func(l *Line) error {
+		if l.Detail != fmt.Sprint(next) {
+			return fmt.Errorf("%s comes where %d should", l.Detail, next)
+		}
+		next++
+		return nil
+	})
+	if err != nil || next != 3000 {
+		t.Errorf("%d: %v", next, err)
+	}
+	stop := errors.New("enough")
+	if _, err := (Scanner{Dir: b.dir}).Stream(t.Context(), Query{}, func(*Line) error { return stop }); !errors.Is(err, stop) {
+		t.Errorf("%v", err)
 	}
 }
 

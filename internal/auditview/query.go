@@ -45,7 +45,7 @@ type Query struct {
 const fieldStop = "stop"
 
 // pathFields are the fields that name a file or a program.
-var pathFields = []string{"path", "file", "to", "exe"}
+var pathFields = []string{"path", "from", "file", "exe"}
 
 // Decode reads a line; false where it is no record.
 func Decode(raw []byte) (Line, bool) {
