@@ -16,7 +16,7 @@ LIVES ?= 1000
 FOR ?= 30m
 export CGO_ENABLED ?= 0
 
-.PHONY: build setup demo test test-race soak-kids soak-stop soak-egress bench bench-egress bench-kids bench-stop lint generate openapi check-generated fuzz clean
+.PHONY: build setup demo test test-race soak-kids soak-stop soak-egress soak-credentials bench bench-egress bench-kids bench-stop bench-credentials lint generate openapi check-generated fuzz clean
 
 build: ## Build every binary, static, into build/bin
 	@mkdir -p $(BIN)
@@ -45,6 +45,9 @@ soak-stop: setup build ## Run the stop cases at full size (16 GiB), and with thi
 soak-egress: setup build ## Run the egress load cases at full size: 10,000 at once, and 10 GB through one tunnel in FOR (default 30m)
 	TAGOUT_BIN=$(CURDIR)/$(BIN) go test -count=1 -timeout 3h -v -run '^TestEgressCases$$/^E2[56]' ./internal/e2e -egress.heavy -egress.for=$(FOR)
 
+soak-credentials: setup build ## Use brokered secrets for FOR (default 30m; 1h is an hour), then look for them everywhere
+	TAGOUT_BIN=$(CURDIR)/$(BIN) go test -count=1 -timeout 3h -v -run '^TestSecretsNeverShow$$' ./internal/e2e -credentials.for=$(FOR)
+
 bench-egress: setup build ## Measure the road out beside squid, smokescreen, dnsmasq and others (build/bench/egress.json)
 	@deploy/setup.sh bench
 	go build -trimpath -o build/peers/ ./internal/bench/peers/...
@@ -57,6 +60,10 @@ bench-stop: setup build ## Measure stops beside cgroup.kill, docker kill and pod
 bench-kids: setup build ## Measure spawns, commands and idle kids beside runc and docker (build/bench/kids.json)
 	@deploy/setup.sh bench-stop
 	$(BIN)/tagout bench kids --bin-dir $(BIN) --out build/bench
+
+bench-credentials: setup build ## Measure live tokens and their revocation beside Redis (build/bench/credentials.json)
+	@deploy/setup.sh bench-credentials
+	$(BIN)/tagout bench credentials --bin-dir $(BIN) --out build/bench
 
 bench: setup build ## Measure what is promised; prints a table and writes build/bench/*.json
 	$(BIN)/tagout bench --bin-dir $(BIN) --out build/bench

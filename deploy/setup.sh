@@ -1,6 +1,7 @@
 #!/bin/bash
 # Installs what Tagout needs on a Debian machine, and nothing that is there already.
-# usage: setup.sh [test|generate|bench|bench-stop]
+# usage: setup.sh [test|generate|bench|bench-stop|bench-credentials]
+#   bench-credentials adds redis-server, which `make bench-credentials` measures beside Tagout.
 #   bench-stop adds docker.io and podman, which `make bench-stop` and `make bench-kids` measure beside Tagout.
 #   bench also puts the peers that `make bench-egress` measures beside Tagout into build/peers.
 set -euo pipefail
@@ -38,8 +39,11 @@ bench-stop)
 	[ -x /usr/bin/podman ] || need+=(podman)
 	want unshare util-linux
 	;;
+bench-credentials)
+	want redis-server redis-server
+	;;
 *)
-	echo "usage: setup.sh [test|generate|bench|bench-stop]" >&2
+	echo "usage: setup.sh [test|generate|bench|bench-stop|bench-credentials]" >&2
 	exit 2
 	;;
 esac

@@ -13,7 +13,7 @@ const (
 	runs = 4 // goroutines at once
 	// The less often garbage is collected, the less often a revocation waits for it; memoryLimit bounds what
 	// that costs, in bytes (debug.SetMemoryLimit).
-	gcPercent   = 400
+	gcPercent   = 150
 	memoryLimit = 128 << 20
 )
 
