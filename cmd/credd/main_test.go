@@ -39,6 +39,7 @@ type world struct {
 	binary string
 	cmd    *exec.Cmd
 	stderr bytes.Buffer
+	dir    string // it works in; empty: the test's
 	key    string // file that credd gets open, as the supervisor would hand it over; empty: none
 }
 
@@ -111,8 +112,15 @@ func (w *world) serveTags() {
 // start runs credd with its own uid and the one capability that it may have, and waits until it is healthy.
 func (w *world) start() {
 	w.t.Helper()
+	w.startUnseen()
+	w.healthy()
+}
+
+// startUnseen is start without the wait.
+func (w *world) startUnseen() {
+	w.t.Helper()
 	w.cmd = exec.Command(w.binary, "--instance", testInstance) // built above
-	w.cmd.Stderr = &w.stderr
+	w.cmd.Stderr, w.cmd.Dir = &w.stderr, w.dir
 	if w.key != "" {
 		f, err := os.Open(w.key)
 		if err != nil {
@@ -130,6 +138,10 @@ func (w *world) start() {
 		w.t.Fatal(err)
 	}
 	w.t.Cleanup(w.kill)
+}
+
+func (w *world) healthy() {
+	w.t.Helper()
 	deadline := time.Now().Add(10 * time.Second)
 	for w.call("GET", "/healthz", nil, nil) != nil {
 		if time.Now().After(deadline) {
