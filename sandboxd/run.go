@@ -26,6 +26,7 @@ import (
 	"tagout/internal/reason"
 	"tagout/internal/trip"
 	"tagout/sandboxd/api"
+	"tagout/sandboxd/auditkeep"
 	"tagout/sandboxd/door"
 	"tagout/sandboxd/events"
 	"tagout/sandboxd/execlog"
@@ -77,6 +78,7 @@ type Config struct {
 	API         config.API       // zero: only over the unix socket
 	Served      []netip.AddrPort // where the box's daemons serve over TCP; may be empty
 	Budget      kids.Budget
+	Keep        *auditkeep.Keeper                           // looks after the audit logs
 	Registries  func(private bool) (*http.Transport, error) // reaches those from which images are pulled; also at private addresses
 	Kernel      Kernel
 	Denials     events.Source
@@ -143,6 +145,11 @@ func Run(ctx context.Context, cfg Config, serve Serve) error {
 	wg.Go(func() { watch.Run(ctx) })
 	wg.Go(func() { written.Run(ctx) })
 	wg.Go(func() { newGuard(cfg, manager).Run(ctx) })
+	if cfg.Keep != nil {
+		wg.Go(func() {
+			health.note(cfg.Keep.Run(ctx, keptKids{manager, control.NewClient(cfg.Inst.Socket(instance.Killswitchd))}))
+		})
+	}
 	wg.Go(func() { health.note(cfg.Trial(ctx)) })
 	wg.Go(func() { health.note(reader.Run(ctx)) })
 	wg.Go(func() { health.note(programs.Run(ctx)) })
@@ -208,7 +215,12 @@ func newManager(cfg Config, watch *filewatch.Watch, written *filelog.Watch, imag
 		return nil, err
 	}
 	stopper, points, credentials := clients(cfg.Inst)
+	var room func() error
+	if cfg.Keep != nil {
+		room = cfg.Keep.Room
+	}
 	return kids.New(kids.Config{
+		Room: room,
 		Inst: cfg.Inst, Init: cfg.Init, Runtime: runc, Images: map[string]kids.Image{image.HostName: images.host},
 		Stored:   images.get,
 		Writable: images.writable, SocketWatch: socketWatchPath(cfg.Inst), Kept: newStore(cfg, layout), Cgroups: layout, Kernel: cfg.Kernel, Stopper: stopper, Points: points, Credentials: credentials,

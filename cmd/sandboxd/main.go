@@ -68,8 +68,13 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 		d.Log.Error("going on with the default leases", "error", err)
 	}
 	d.Metrics.Drills(func() (time.Time, bool) { return drillhistory.LastPassed(instance.DrillDir()) })
+	keep, err := keeper(d)
+	if err != nil {
+		return err
+	}
 	init := filepath.Join(filepath.Dir(self), "kid-init")
 	return sandboxd.Run(ctx, sandboxd.Config{
+		Keep: keep,
 		Inst: d.Inst, Init: init, Trial: func(ctx context.Context) error { return tryRuntime(ctx, self, init) }, Alerts: sinks(d.Box), Authorities: d.Box.Authorities, Leases: terms, Trip: d.Box.Trip, API: d.Box.API, Served: served(d.Box), SpawnSigned: d.Box.SpawnSigned,
 		Registries: func(private bool) (*http.Transport, error) {
 			return oci.NewTransport(d.Box.Resolvers[0], d.Box.UpstreamCAs, private)

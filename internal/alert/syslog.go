@@ -3,6 +3,7 @@ package alert
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"net"
@@ -59,7 +60,11 @@ func (l *syslog) close() {
 }
 
 func (l *syslog) send(ctx context.Context, a *alert) error {
-	msg := message(a, l.host)
+	return l.deliver(ctx, message(a, l.host))
+}
+
+// deliver sends one message.
+func (l *syslog) deliver(ctx context.Context, msg []byte) error {
 	if l.stream {
 		msg = append([]byte(strconv.Itoa(len(msg))+" "), msg...)
 	}
@@ -221,4 +226,24 @@ func headerField(s string, most int) string {
 		s = s[:most]
 	}
 	return orDash(s)
+}
+
+// NoteSender sends notes to a syslog receiver: udp://host:port, tcp://host:port or unix:///path. Only one goroutine may use it.
+type NoteSender struct{ s *syslog }
+
+// NewNoteSender returns a sender. Nothing is dialled yet.
+func NewNoteSender(url string) (*NoteSender, error) {
+	s, err := newSyslog(Sink{URL: url})
+	if err != nil {
+		return nil, err
+	}
+	return &NoteSender{s.(*syslog)}, nil
+}
+
+// SendNote sends a text of some lines, in base64, as one message of facility 13 (log audit). id names what it is.
+func (s *NoteSender) SendNote(ctx context.Context, id, log string, note []byte) error {
+	const auditNotice = 13*8 + 5
+	return s.s.deliver(ctx, fmt.Appendf(nil, `<%d>1 %s %s tagout %d %s [%s log="%s" note="%s"] %s of the audit log of %s`, auditNotice,
+		time.Now().UTC().Format("2006-01-02T15:04:05.000000Z07:00"), s.s.host, os.Getpid(), id, structuredID,
+		paramValue(log), base64.StdEncoding.EncodeToString(note), id, headerField(log, 64)))
 }

@@ -115,7 +115,7 @@ var owned = map[string][]string{
 	"modernc.org/sqlite":                     {"tagout/internal/auditindex"},
 	"golang.org/x/term":                      {"tagout/cmd/tagout"},
 	"github.com/creack/pty":                  {"tagout/internal/testpty"},
-	"filippo.io/age":                         {"tagout/internal/audit/seal", "tagout/internal/authority/keyfile", "tagout/internal/credential", "tagout/internal/inspectca", "tagout/internal/vaultseal"},
+	"filippo.io/age":                         {"tagout/internal/audit/seal", "tagout/sandboxd/auditkeep", "tagout/internal/authority/keyfile", "tagout/internal/credential", "tagout/internal/inspectca", "tagout/internal/vaultseal"},
 
 	"github.com/go-jose/go-jose/v4":  {"tagout/internal/issuer", "tagout/tokencheck", "tagout/internal/provider"},
 	"github.com/spiffe/go-spiffe/v2": {"tagout/internal/issuer"},

@@ -21,6 +21,8 @@ const (
 	EventShardBegan     = "audit.shard"    // first record of a file that goes on with a log
 	EventExpired        = "audit.expired"  // by sandboxd: all records before one were removed, their time was over
 	EventSealed         = "audit.sealed"   // by sandboxd: a closed piece was encrypted
+	EventSpace          = "audit.space"    // by sandboxd: how full the disk of the logs is, when that changes
+	EventWitness        = "audit.witness"  // by sandboxd: a witness missed checkpoints, or refused one
 	EventStarved        = "daemon.starved" // no descriptor or memory for new connections; outcome ok: there is again
 	EventKidSpawned     = "kid.spawned"
 	EventKidDestroyed   = "kid.destroyed"

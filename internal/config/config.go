@@ -50,6 +50,7 @@ type Box struct {
 	Leases        lease.Terms // zero: the default
 	API           API         // over TCP
 	Issuer        Issuer      // of tokens for services of the user's own
+	Audit         Audit       // how the logs are kept
 	SpawnSigned   bool        // making a kid takes a signature
 
 	TokenLifetime time.Duration // the longest that a session's tokens live; zero: TokenLifetime, the default
@@ -87,6 +88,7 @@ type boxFile struct {
 	Tokens        tokensFile        `yaml:"tokens,omitempty"`
 	API           *apiFile          `yaml:"api,omitempty"`
 	Issuer        *issuerFile       `yaml:"issuer,omitempty"`
+	Audit         *auditFile        `yaml:"audit,omitempty"`
 }
 
 // Marshal returns the file that Load reads back. It does not check b.
@@ -95,7 +97,7 @@ func (b *Box) Marshal() ([]byte, error) {
 		APIVersion: APIVersion, Kind: Kind, UpstreamCAs: b.UpstreamCAs, AlertWebhook: b.AlertWebhook,
 		MetricsListen: b.MetricsListen, DenySecrets: b.DenySecrets,
 		KidLimits: b.KidLimits, Proof: b.Proof.file(), Trip: tripFiles(b.Trip), Leases: writeLeases(b.Leases), API: b.API.file(), Spawn: spawnFile{Signed: b.SpawnSigned},
-		Tokens: writeTokens(b.TokenLifetime), Issuer: b.Issuer.file(),
+		Tokens: writeTokens(b.TokenLifetime), Issuer: b.Issuer.file(), Audit: b.Audit.file(),
 	}
 	for _, a := range b.Authorities {
 		f.Authorities = append(f.Authorities, a.file())

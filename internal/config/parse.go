@@ -31,6 +31,7 @@ var (
 		{Name: "tokens", Example: "{lifetime: 24h}"},
 		{Name: "spawn", Example: "{signed: true}"},
 		{Name: "api", Example: `{listen: "127.0.0.1:8470"}`},
+		{Name: "audit", Example: "{retention: 183d}"},
 		{Name: "issuer", Example: `{url: "https://issuer.example.com", trustDomain: example.com}`},
 	}
 )
@@ -57,6 +58,7 @@ func Parse(file string, data []byte) (*Box, error) {
 		SpawnSigned:   readSpawn(m.Get("spawn")),
 		API:           readAPI(m.Get("api")),
 		Issuer:        readIssuer(m.Get("issuer")),
+		Audit:         readAudit(m.Get("audit")),
 	}
 	if err := doc.Err(); err != nil {
 		return nil, err

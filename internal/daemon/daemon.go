@@ -134,6 +134,10 @@ func noNewPrivs() error {
 }
 
 func (d *Daemon) run(ctx context.Context, run func(ctx context.Context, d *Daemon) error) error {
+	d.Metrics.AuditLog(func() (records, bytes, lost, syncs uint64) {
+		st := d.Audit.Stats()
+		return st.Records, st.Bytes, st.Lost, st.Syncs
+	})
 	d.Audit.Log(audit.Record{Event: audit.EventDaemonStarted, Outcome: audit.OutcomeOK, Process: &audit.Process{PID: os.Getpid()}})
 	err := run(ctx, d)
 	rec := audit.Record{Event: audit.EventDaemonStopped, Outcome: audit.OutcomeOK}

@@ -47,6 +47,8 @@ func everyMetric(t *testing.T) map[string][]string {
 	NewDNSFilter(r)
 	r.Killswitch()
 	r.Drills(nil)
+	r.AuditLog(nil)
+	NewAuditKeep(r)
 	descs := make(chan *prometheus.Desc)
 	go func() { r.reg.Describe(descs); close(descs) }()
 	out := map[string][]string{"up": {"job"}} // Prometheus' own

@@ -92,6 +92,7 @@ const (
 	CrossOrigin     Code = 103 // a web page of another address asks
 	LooksLikeKey    Code = 111 // what a kid is given looks like a long-lived key
 	VaultSealed     Code = 110 // nobody has opened the vault
+	AuditSpace      Code = 120 // the disk of the audit logs is nearly full
 )
 
 // Info describes a code for people.
@@ -186,6 +187,7 @@ var table = map[Code]Info{
 	LooksLikeKey:    {"looks-like-key", "what the kid would be given looks like a long-lived key", "put it into the vault; where it is none, say so in the card's identity.notKeys"},
 	CrossOrigin:     {"cross-origin", "a web page of another address asks", "call from a program, or from a page of the same address"},
 	VaultSealed:     {"vault-sealed", "the vault is sealed, and nobody has opened it", "open it with `tagout vault unlock`"},
+	AuditSpace:      {"audit-space", "the disk of the audit logs is nearly full, and nothing runs that cannot be recorded", "make room on the disk, or remove what else lies there"},
 	Internal:        {"internal", "Tagout could not decide and refused", "see the daemon's log"},
 }
 

@@ -42,6 +42,7 @@ type Config struct {
 	Redact      func(string) string // a text without secrets, as records are written; nil: as it is, for tests
 	Lessons     Lessons             // nil: none are kept, for tests
 	Keys        Keys                // nil: nobody looks for keys, for tests
+	Room        func() error        // why no kid may be made for want of room for records; nil: nobody looks
 	Audit       Recorder
 	Metrics     Metrics
 	Log         *slog.Logger

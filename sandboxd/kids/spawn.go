@@ -66,7 +66,7 @@ func (m *Manager) Spawn(ctx context.Context, r Request) (wire.Kid, error) {
 	if kid, ok := m.madeBefore(r.Origin); ok {
 		return kid, nil
 	}
-	if err := errors.Join(m.checkRequest(r), m.canRecord()); err != nil {
+	if err := errors.Join(m.checkRequest(r), m.canRecord(), m.hasRoom()); err != nil {
 		return m.refused(r, "", began, err)
 	}
 	// Asked before anything is made, and again when everything is there and nothing runs yet.
@@ -137,6 +137,17 @@ func (m *Manager) madeBefore(origin string) (wire.Kid, bool) {
 func (m *Manager) canRecord() error {
 	if err := m.cfg.Audit.Err(); err != nil {
 		return refuse(Capacity, reason.Capacity, "the audit log takes no records, and nothing runs that is not recorded: make room for it: %w", err)
+	}
+	return nil
+}
+
+// hasRoom refuses another kid while there is hardly any room for records.
+func (m *Manager) hasRoom() error {
+	if m.cfg.Room == nil {
+		return nil
+	}
+	if err := m.cfg.Room(); err != nil {
+		return refuse(Capacity, reason.AuditSpace, "%w", err)
 	}
 	return nil
 }
