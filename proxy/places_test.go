@@ -507,7 +507,7 @@ func FuzzJSON(f *testing.F) {
 		if req.None {
 			return wire.ResolveReply{}, &control.Error{Problem: wire.Problem{Status: 403, Reason: reason.TokenScope}}
 		}
-		return wire.ResolveReply{Secret: "api", Value: realValue}, nil
+		return wire.ResolveReply{Secret: "api", Value: "a value that no token begins in."}, nil
 	}
 	r := rule(apiHost, 443, policy.TLS)
 	r.Credential, r.Inspect = "api", true
@@ -515,7 +515,7 @@ func FuzzJSON(f *testing.F) {
 	c := w.proxy.newConn(&sock{}, viaTransparent)
 	c.sess = w.proxy.sessions.find(kidAddr)
 	f.Fuzz(func(t *testing.T, text []byte) {
-		s := &swap{x: &exchange{c: c, rule: &r}}
+		s := &swap{x: &exchange{c: c, rule: &r}, r: &http.Request{}}
 		out, why := s.json(bytes.Clone(text))
 		if why != nil {
 			return
