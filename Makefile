@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := build
 
 BIN := build/bin
-CMDS := tagout sandboxd proxy dnsfilter credd killswitchd kid-init hostile
+CMDS := tagout sandboxd proxy dnsfilter credd killswitchd kid-init hostile chat
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 RACEPKGS := ./proxy ./dnsfilter ./killswitch ./sandboxd/events ./sandboxd/sockwatch $(addprefix ./internal/,alert audit card config \

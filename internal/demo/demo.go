@@ -1,6 +1,6 @@
 // Package demo runs Tagout's main job once, from a bare machine to a proven clean one, and believes nothing
 // that it did not observe: eight ways out of a kid denied, logged with the process and alerted; a secret used
-// and never seen; a stop of an agent that resists, timed from outside; and nothing left at the end.
+// and never seen, also by an ordinary client library that takes a placeholder for its key; a stop of an agent that resists, timed from outside; and nothing left at the end.
 //
 // It talks to the daemons over their sockets alone. What makes and removes a box comes in as functions.
 package demo
@@ -22,8 +22,8 @@ import (
 // Config says how to run the demo. All functions must be set; each must be usable once.
 type Config struct {
 	Instance string    // name; made by the demo and gone after it
-	BinDir   string    // holds the hostile binary
-	Cards    fs.FS     // holds practice.yaml and drill.yaml
+	BinDir   string    // holds the hostile binary and chat
+	Cards    fs.FS     // holds practice.yaml, chat.yaml and drill.yaml
 	Out      io.Writer // progress and tables
 	Path     string    // where the report is written as JSON; empty means nowhere
 
@@ -93,6 +93,7 @@ func (s *show) acts(ctx context.Context) error {
 		{"Building a practice internet", s.buildInternet},
 		{"Starting five daemons, each its own user", s.startBox},
 		{"Running an untrusted script in a kid", s.escape},
+		{"Asking a language model with the vendor's own client library", s.chat},
 		{"Drill: stopping an agent that resists", s.drill},
 	} {
 		if err := s.step(ctx, a.name, a.run); err != nil {
@@ -104,7 +105,7 @@ func (s *show) acts(ctx context.Context) error {
 
 // step runs one numbered step, timed.
 func (s *show) step(ctx context.Context, name string, run func(context.Context) error) error {
-	fmt.Fprintf(s.Out, "\n[%d/6] %s\n", len(s.rep.Steps)+1, name)
+	fmt.Fprintf(s.Out, "\n[%d/7] %s\n", len(s.rep.Steps)+1, name)
 	began := practice.Now()
 	err := ctx.Err()
 	if err == nil {

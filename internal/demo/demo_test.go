@@ -81,7 +81,7 @@ func TestJoinWantsRecordProcessAndAlert(t *testing.T) {
 // good is evidence that supports every claim.
 func good() *evidence {
 	e := &evidence{
-		secret: []byte("vk_live_1"), kidOutput: []byte("VENDOR_API_KEY=tgo_x"), logs: []byte("{}\n"), apiUses: practice.Tally{Accepted: 1},
+		secret: []byte("vk_live_1"), kidOutput: []byte("VENDOR_API_KEY=tgo_x"), logs: []byte("{}\n"), modelKey: []byte("sk-1"), chatted: []byte("OPENAI_API_KEY=tgo_y your key is ****"), model: practice.ModelTally{Accepted: 2}, apiUses: practice.Tally{Accepted: 1},
 		drill:           &drill.Report{Passed: true},
 		attackerCounted: true, looked: true,
 	}
@@ -108,6 +108,12 @@ func TestEveryClaimNeedsItsEvidence(t *testing.T) {
 		"the secret is in the kid":        func(e *evidence) { e.kidOutput = append(e.kidOutput, e.secret...) },
 		"the secret is in the log":        func(e *evidence) { e.logs = append(e.logs, e.secret...) },
 		"the kid was not searched":        func(e *evidence) { e.kidOutput = nil },
+		"the model was not asked":         func(e *evidence) { e.model.Accepted = 0 },
+		"the model got the token":         func(e *evidence) { e.model.Refused, e.model.Tokens = 1, 1 },
+		"the key came back":               func(e *evidence) { e.chatted = append(e.chatted, e.modelKey...) },
+		"the key is in the log":           func(e *evidence) { e.logs = append(e.logs, e.modelKey...) },
+		"no key was masked":               func(e *evidence) { e.chatted = []byte("tgo_y") },
+		"the library held no token":       func(e *evidence) { e.chatted = []byte("****") },
 		"a way got out":                   func(e *evidence) { e.ways[2].Denied = false },
 		"a way hung":                      func(e *evidence) { e.ways[2].Took = 2 * time.Second },
 		"a way is missing":                func(e *evidence) { e.ways = e.ways[:7] },
@@ -161,8 +167,10 @@ func TestAFailedStepStillCleansUp(t *testing.T) {
 	testroot.Require(t)
 	const name = "tdemofail"
 	bin := t.TempDir()
-	if err := os.WriteFile(filepath.Join(bin, "hostile"), nil, 0o755); err != nil {
-		t.Fatal(err)
+	for _, name := range []string{"hostile", "chat"} {
+		if err := os.WriteFile(filepath.Join(bin, name), nil, 0o755); err != nil {
+			t.Fatal(err)
+		}
 	}
 	var inst instance.Instance
 	cleaned := false

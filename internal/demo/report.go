@@ -44,7 +44,7 @@ type Claim struct {
 
 // evidence is what was observed. Its zero value supports no claim.
 type evidence struct {
-	practiceCard, drillCard []byte
+	practiceCard, chatCard, drillCard []byte
 
 	ways       []Way
 	secret     []byte         // the real one
@@ -52,6 +52,10 @@ type evidence struct {
 	logs       []byte         // all audit files
 	apiUses    practice.Tally // of the credential, at the vendor's API
 	tokensSeen int            // requests that reached the API with the kid's token in them
+
+	modelKey []byte              // the real one
+	chatted  []byte              // what the client library got, its environment included
+	model    practice.ModelTally // what the model's API got
 
 	drill           *drill.Report
 	attackerCounted bool
@@ -76,6 +80,11 @@ func (e *evidence) judge() []Claim {
 	searched := len(e.secret) > 0 && bytes.Contains(e.kidOutput, []byte("tgo_")) && len(e.logs) > 0
 	claim(searched && !inKid && !inLogs, "The secret is nowhere in the kid or the logs",
 		"searched: %t; in the kid: %t; in the logs: %t", searched, inKid, inLogs)
+	claim(e.model.Accepted > 0 && e.model.Refused == 0, "A vendor's client library worked with a placeholder key",
+		"%d requests accepted, %d refused, %d with the kid's token", e.model.Accepted, e.model.Refused, e.model.Tokens)
+	shown, said := len(e.modelKey) > 0 && bytes.Contains(append(bytes.Clone(e.chatted), e.logs...), e.modelKey), bytes.Contains(e.chatted, bytes.Repeat([]byte("*"), len(e.modelKey)))
+	claim(len(e.modelKey) > 0 && bytes.Contains(e.chatted, []byte("tgo_")) && said && !shown, "The key that the model's answers show is masked",
+		"masked: %t; shown: %t", said, shown)
 	denied, fast, logged, alerted := e.count()
 	all := len(ways)
 	claim(len(e.ways) == all && denied == all && fast == all, "Eight ways out were denied at once", "%d denied, %d within %s", denied, fast, atOnce)

@@ -88,6 +88,9 @@ func (s *show) readCards() error {
 	if s.ev.practiceCard, err = fs.ReadFile(s.Cards, "practice.yaml"); err != nil {
 		return fmt.Errorf("reading the practice card: %w", err)
 	}
+	if s.ev.chatCard, err = fs.ReadFile(s.Cards, "chat.yaml"); err != nil {
+		return fmt.Errorf("reading the chat card: %w", err)
+	}
 	if s.ev.drillCard, err = fs.ReadFile(s.Cards, "drill.yaml"); err != nil {
 		return fmt.Errorf("reading the drill card: %w", err)
 	}
@@ -105,7 +108,11 @@ func (s *show) placeInputs() error {
 	if err != nil {
 		return fmt.Errorf("reading the agent: run `make build` first: %w", err)
 	}
-	for name, data := range map[string][]byte{"hostile": hostile, "escape.sh": escapeScript} {
+	chat, err := os.ReadFile(filepath.Join(s.BinDir, "chat"))
+	if err != nil {
+		return fmt.Errorf("reading the model's client: run `make build` first: %w", err)
+	}
+	for name, data := range map[string][]byte{"hostile": hostile, "chat": chat, "escape.sh": escapeScript} {
 		if err := os.WriteFile(filepath.Join(s.inputs, name), data, 0o755); err != nil { // programs
 			return fmt.Errorf("writing the input %s: %w", name, err)
 		}

@@ -44,6 +44,7 @@ func (n *Internet) startDNS() error {
 		NameEvil:         {n.EvilAddr(), n.EvilAddr6()},
 		NameOwn:          {n.OwnAddr()},
 		NameBooks:        {n.BooksAddr()},
+		NameModel:        {n.ModelAddr()},
 		NameRebind:       {netip.MustParseAddr("169.254.169.254")},
 		NameLoopback:     {netip.MustParseAddr("127.0.0.1")},
 	}}

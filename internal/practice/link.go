@@ -67,7 +67,7 @@ func (n *Internet) configureInner() error {
 		return fmt.Errorf("finding %s in the namespace: %w", innerLink, err)
 	}
 	addrs := []netip.Addr{n.EvilAddr6()}
-	for host := byte(2); host <= 10; host++ {
+	for host := byte(2); host <= 12; host++ {
 		addrs = append(addrs, addr(n.inst, host))
 	}
 	if err := errors.Join(h.LinkSetUp(lo), setAddrs(h, eth, addrs...), h.LinkSetUp(eth)); err != nil {

@@ -11,6 +11,7 @@
 //	svc.own       .8  HTTPS service of the user's own; asks credd about every token it is shown
 //	registry      .9  HTTP and HTTPS shelf for what ordinary clients fetch; mirror and git are it too
 //	books.own     .10 HTTPS service of the user's own; checks the JWTs that credd mints, with package tokencheck
+//	llm           .12 HTTPS API of a language model, as OpenAI's clients speak it
 //
 // The servers run in the calling process; only their sockets live in the namespace. Everything that arrives is
 // noted with CLOCK_MONOTONIC timestamps, so that the caller can be an outside observer of a stop. A timestamp
@@ -46,6 +47,7 @@ const (
 	NameEvil   = "evil.test"
 	NameOwn    = "svc.own.test"
 	NameBooks  = "books.own.test"
+	NameModel  = "llm.vendor.test"
 	// NameRebind and NameLoopback resolve to addresses that nobody may be led to (SSRF).
 	NameRebind   = "rebind.vendor.test"
 	NameLoopback = "loopback.vendor.test"
@@ -80,6 +82,7 @@ type Internet struct {
 	Attacker *Attacker
 	Own      *Own
 	Books    *Books
+	Model    *Model
 	Shelf    *Shelf
 
 	inst    instance.Instance
@@ -124,6 +127,7 @@ func Start(ctx context.Context, o Options) (*Internet, error) {
 		{"starting the alert webhook", n.startWebhook},
 		{"starting the attacker's sink", n.startAttacker},
 		{"starting the user's own service", func() error { return n.startOwn(o.CreddSocket) }},
+		{"starting the language model", n.startModel},
 		{"starting the user's library", func() error { return n.startBooks(o.CreddSocket) }},
 		{"starting the shelf", n.startShelf},
 	}
@@ -165,6 +169,7 @@ func (n *Internet) WebhookAddr() netip.Addr { return addr(n.inst, 6) }
 func (n *Internet) EvilAddr() netip.Addr    { return addr(n.inst, 7) }
 func (n *Internet) OwnAddr() netip.Addr     { return addr(n.inst, 8) }
 func (n *Internet) BooksAddr() netip.Addr   { return addr(n.inst, 10) }
+func (n *Internet) ModelAddr() netip.Addr   { return addr(n.inst, 12) }
 
 // EvilAddr6 is the attacker's IPv6 address, out of 2001:db8::/32 (RFC 3849); 2001:db8::7 in slot 0.
 func (n *Internet) EvilAddr6() netip.Addr { return addr6(n.inst, 7) }
