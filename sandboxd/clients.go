@@ -74,6 +74,12 @@ func (c credd) Mint(ctx context.Context, r wire.MintRequest) (wire.MintReply, er
 	return reply, refusal(err)
 }
 
+func (c credd) Renew(ctx context.Context, kid string) (wire.MintReply, error) {
+	var reply wire.MintReply
+	err := c.client.Call(ctx, http.MethodPost, "/v1/sessions/"+kid+"/renew", nil, &reply)
+	return reply, refusal(err)
+}
+
 // refusal turns credd's word that it will not mint this into the request's own fault; that credd does not
 // answer is left as it is.
 func refusal(err error) error {

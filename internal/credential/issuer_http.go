@@ -30,6 +30,7 @@ func (s *Service) issuerRoutes(mux *http.ServeMux) {
 	mux.HandleFunc("POST /v1/issuer/rotate", control.Admit(s.ifIssuer(s.rotateKeys), root))
 	mux.HandleFunc("POST /v1/issuer/clients", control.Admit(s.ifIssuer(s.addClient), root))
 	mux.HandleFunc("DELETE /v1/issuer/clients/{name}", control.Admit(s.ifIssuer(s.removeClient), root))
+	mux.HandleFunc("POST /v1/sessions/{kid}/renew", control.Admit(s.renew, root))
 	mux.HandleFunc("POST /revoke", control.Admit(func(w http.ResponseWriter, r *http.Request) { s.revokeForm(w, r, actor(r)) }, root))
 	for route, h := range s.publicRoutes() {
 		mux.HandleFunc(route, s.admitGroup(s.ifIssuer(h)))

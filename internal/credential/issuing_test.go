@@ -752,3 +752,36 @@ func TestAFloodOfListsDelaysNoRevocation(t *testing.T) {
 		t.Errorf("half of the revocations took more than %v", took[25])
 	}
 }
+
+// TestRenewal: what a kid holds itself is another one when half of its life is over, and nothing once it is revoked.
+func TestRenewal(t *testing.T) {
+	t.Parallel()
+	w := newWall()
+	b := newBox(t).start(asIssuer(w))
+	req := booksRequest("kid1", testMark)
+	req.Mint[0].Hosts, req.Mint[0].Inside = nil, true
+	var first, same, next wire.MintReply
+	renew := func(out *wire.MintReply) error { return b.call("POST", "/v1/sessions/kid1/renew", nil, out) }
+	if err := errors.Join(b.call("POST", "/v1/sessions", req, &first), renew(&same)); err != nil {
+		t.Fatal(err)
+	}
+	if first.Renew != 150*time.Second || same.Tokens["books"] != first.Tokens["books"] || same.Renew != first.Renew {
+		t.Errorf("%v, then %v", first.Renew, same.Renew)
+	}
+	b.both(w, first.Renew)
+	if err := renew(&next); err != nil || next.Tokens["books"] == "" || next.Tokens["books"] == first.Tokens["books"] {
+		t.Errorf("renewed: %v, %v", next.Renew, err)
+	}
+	if !b.introspect(first.Tokens["books"]).Active || !b.introspect(next.Tokens["books"]).Active {
+		t.Error("the old one ended before its time, or the new one does not count")
+	}
+	opaque := b.mintAll(booksRequest("kid2", otherMark))
+	var none wire.MintReply
+	if err := b.call("POST", "/v1/sessions/kid2/renew", nil, &none); err != nil || len(none.Tokens) != 0 || none.Renew != 0 || opaque["books"] == "" {
+		t.Errorf("a kid that holds none: %v", err)
+	}
+	if err := b.call("POST", "/v1/revoke", wire.RevokeRequest{Marks: []uint32{testMark}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	refusedWith(t, renew(&next), http.StatusNotFound, reason.TokenUnknown)
+}

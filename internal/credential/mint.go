@@ -18,7 +18,7 @@ func (s *Service) mint(w http.ResponseWriter, r *http.Request) {
 	if !control.Read(w, r, &req) {
 		return
 	}
-	tokens, no := s.mintTokens(r.Context(), &req)
+	tokens, renew, no := s.mintTokens(r.Context(), &req)
 	if no != nil {
 		s.cfg.Metrics.MintRefused(no.code)
 		s.cfg.Audit.Log(audit.Record{Event: audit.EventTokenRefused, Session: req.Session, Kid: req.Kid, Mark: req.Mark, Card: req.Card,
@@ -28,24 +28,24 @@ func (s *Service) mint(w http.ResponseWriter, r *http.Request) {
 	}
 	s.cfg.Metrics.Minted(len(tokens))
 	s.countHeld()
-	control.Reply(w, wire.MintReply{Tokens: tokens})
+	control.Reply(w, wire.MintReply{Tokens: tokens, Renew: renew})
 }
 
 // mintTokens makes all the tokens that req asks for, or none.
-func (s *Service) mintTokens(ctx context.Context, req *wire.MintRequest) (map[string]string, *refusal) {
+func (s *Service) mintTokens(ctx context.Context, req *wire.MintRequest) (tokens map[string]string, renew time.Duration, no *refusal) {
 	if no := s.notReady(); no != nil {
-		return nil, no
+		return nil, 0, no
 	}
 	if no := s.checkMint(req); no != nil {
-		return nil, no
+		return nil, 0, no
 	}
 	epoch := s.tokens.begin() // before the question: a revocation of everything in between spoils the answer
 	if no := s.askTags(ctx, req); no != nil {
-		return nil, no
+		return nil, 0, no
 	}
 	h := &holder{kid: req.Kid, session: req.Session, card: req.Card, mark: req.Mark}
 	if no := s.prepareMinted(req, h); no != nil {
-		return nil, no
+		return nil, 0, no
 	}
 	for _, secret := range req.Secrets {
 		h.secrets = append(h.secrets, secret.Name)
@@ -60,16 +60,16 @@ func (s *Service) mintTokens(ctx context.Context, req *wire.MintRequest) (map[st
 	tokens, result := s.tokens.commit(epoch, h)
 	switch result {
 	case mintConflict:
-		return nil, refuse(http.StatusConflict, reason.Capacity, "kid %s or mark %#x has tokens already: end that session first", req.Kid, req.Mark)
+		return nil, 0, refuse(http.StatusConflict, reason.Capacity, "kid %s or mark %#x has tokens already: end that session first", req.Kid, req.Mark)
 	case mintRevoked:
-		return nil, refuse(http.StatusLocked, reason.Stopped, "session %s is revoked and gets no token any more: spawn a new kid", req.Session)
+		return nil, 0, refuse(http.StatusLocked, reason.Stopped, "session %s is revoked and gets no token any more: spawn a new kid", req.Session)
 	}
 	s.usage.begin(h)
 	s.recordMint(req, h, tokens)
-	if no := s.finishMinted(req, h, tokens); no != nil {
-		return nil, no
+	if renew, no = s.finishMinted(req, h, tokens); no != nil {
+		return nil, 0, no
 	}
-	return tokens, nil
+	return tokens, renew, nil
 }
 
 // lifetime is what the session asks for, or the box's where that is shorter; 0: none.

@@ -1,6 +1,8 @@
 package credential
 
 import (
+	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strconv"
@@ -31,22 +33,68 @@ func (s *Service) prepareMinted(req *wire.MintRequest, h *holder) *refusal {
 }
 
 // finishMinted puts the JWTs themselves into tokens where a kid is to have them. A failure takes the session back.
-func (s *Service) finishMinted(req *wire.MintRequest, h *holder, tokens map[string]string) *refusal {
-	for _, want := range req.Mint {
-		if !want.Inside {
+func (s *Service) finishMinted(req *wire.MintRequest, h *holder, tokens map[string]string) (renew time.Duration, no *refusal) {
+	held, renew, err := s.heldBy(h)
+	if err != nil {
+		gone := s.tokens.revokeKid(h.kid)
+		s.ledger.append(gone.entries)
+		s.tokens.clear(gone.holders)
+		return 0, refuse(http.StatusInternalServerError, reason.Internal, "minting for %s: %v", req.Kid, err)
+	}
+	maps.Copy(tokens, held)
+	return renew, nil
+}
+
+// heldBy returns the JWTs that the session's kid holds itself, and how long it takes until there are new ones; 0: it holds
+// none. Those that are revoked are left out.
+func (s *Service) heldBy(h *holder) (tokens map[string]string, renew time.Duration, err error) {
+	tokens = map[string]string{}
+	for name, m := range h.mints {
+		if !m.want.Inside || !s.tokens.holds(h, m.d) {
 			continue
 		}
-		token, made, err := s.issuing.handOut(h, h.mints[want.Name])
+		token, made, err := s.issuing.handOut(h, m)
 		if err != nil {
-			gone := s.tokens.revokeKid(h.kid)
-			s.ledger.append(gone.entries)
-			s.tokens.clear(gone.holders)
-			return refuse(http.StatusInternalServerError, reason.Internal, "minting: %s: %v", want.Name, err)
+			return nil, 0, fmt.Errorf("%s: %w", name, err)
 		}
 		s.recordIssued(made)
-		tokens[want.Name] = token
+		tokens[name] = token
+		if left := s.issuing.nextOf(m); renew == 0 || left < renew {
+			renew = left
+		}
 	}
-	return nil
+	return tokens, renew, nil
+}
+
+// nextOf is how long it takes until another JWT is handed out for m, a millisecond at least.
+func (s *issuing) nextOf(m *minting) time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.latest == nil {
+		return time.Millisecond
+	}
+	return max((m.latest.from+m.latest.ends)/2-s.boottime(), time.Millisecond)
+}
+
+// renew answers with the JWTs that a kid holds itself, as they are to be by now.
+func (s *Service) renew(w http.ResponseWriter, r *http.Request) {
+	if no := s.notReady(); no != nil {
+		no.write(w)
+		return
+	}
+	s.tokens.delivering.RLock()
+	defer s.tokens.delivering.RUnlock()
+	h := s.tokens.of(r.PathValue("kid"))
+	if h == nil {
+		refuse(http.StatusNotFound, reason.TokenUnknown, "the kid has no tokens: they are revoked, or credd has restarted").write(w)
+		return
+	}
+	tokens, next, err := s.heldBy(h)
+	if err != nil {
+		refuse(http.StatusInternalServerError, reason.Internal, "renewing %v", err).write(w)
+		return
+	}
+	deliver(w, wire.MintReply{Tokens: tokens, Renew: next}) // the caller is gone or too slow: it asks again
 }
 
 // valueOf returns what the proxy puts in the place of a token: a JWT where m is not nil, the vault's value otherwise.

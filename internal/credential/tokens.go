@@ -143,6 +143,13 @@ func (t *table) find(token string) (d digest, g grant, ok bool) {
 	return d, g, ok
 }
 
+// of returns the kid's entry; nil where it has none.
+func (t *table) of(kid string) *holder {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.byKid[kid]
+}
+
 // holds says whether the session still has the token.
 func (t *table) holds(h *holder, d digest) bool {
 	t.mu.RLock()

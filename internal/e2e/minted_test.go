@@ -1,6 +1,8 @@
 package e2e
 
 import (
+	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -88,6 +90,25 @@ func (b *mintBox) call(kid, method, token string) string {
 	return strings.TrimSpace(strings.ReplaceAll(out.Stdout, "\n", " "))
 }
 
+// directly uses a JWT past the box, as somebody does who got hold of it.
+func (b *mintBox) directly(jwt string) (status int, err error) {
+	b.T.Helper()
+	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: b.Net.Roots()},
+		DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, network, netip.AddrPortFrom(b.Net.BooksAddr(), 443).String())
+		}}}
+	r, err := http.NewRequestWithContext(b.T.Context(), http.MethodGet, "https://"+practice.NameBooks+"/books", nil)
+	if err != nil {
+		return 0, err
+	}
+	r.Header.Set("Authorization", "Bearer "+jwt)
+	resp, err := c.Do(r)
+	if err != nil {
+		return 0, err
+	}
+	return resp.StatusCode, resp.Body.Close()
+}
+
 // elsewhere asks both ways about a JWT, as a service on another machine.
 func (b *mintBox) elsewhere(jwt string, want error) error {
 	for name, c := range b.checkers {
@@ -137,9 +158,8 @@ func TestMintedTokens(t *testing.T) {
 	if got := box.call(stranger.Name, "GET", "$BOOKS_TOKEN"); !strings.HasSuffix(got, " 401") || !strings.Contains(got, "audience") {
 		t.Errorf("with another audience: %q", got)
 	}
-	if got := box.call(stranger.Name, "GET", jwt); !strings.HasSuffix(got, " 200") {
-		// A control: a JWT that got out is good wherever it is used, until it is revoked.
-		t.Errorf("with the other kid's JWT: %q", got)
+	if status, err := box.directly(jwt); err != nil || status != http.StatusOK { // the control
+		t.Errorf("a JWT that got out, used from outside: %d, %v", status, err)
 	}
 	box.rotationAndExpiry(jwt)
 	box.revocation(kid, jwt)
@@ -185,11 +205,14 @@ func (b *mintBox) revocation(kid wire.Kid, jwt string) {
 			b.T.Fatal(err)
 		}
 	}
-	before := b.Net.Books.Uses.Tally("").Accepted
 	b.Must("token", "revoke", "--kid", kid.Name)
 	if err := b.elsewhere(jwt, tokencheck.ErrRevoked); err != nil {
 		b.T.Error(err)
 	}
+	if status, err := b.directly(jwt); err != nil || status != http.StatusUnauthorized {
+		b.T.Errorf("from outside, after it was revoked: %d, %v", status, err)
+	}
+	before := b.Net.Books.Uses.Tally("").Accepted
 	if got := b.call(kid.Name, "GET", "$BOOKS_TOKEN"); !strings.HasSuffix(got, " 403") || !strings.Contains(got, "token-unknown") {
 		b.T.Errorf("after it was revoked: %q", got)
 	}
@@ -258,6 +281,7 @@ func TestAMintedFile(t *testing.T) {
 	if err := box.elsewhere(jwt, nil); err != nil {
 		t.Error(err)
 	}
+	box.renewed()
 	box.Must("token", "revoke", "--kid", kid.Name)
 	if got := box.call(kid.Name, "GET", token); !strings.HasSuffix(got, " 401") || !strings.Contains(got, "not active") {
 		t.Errorf("after it was revoked: %q", got)
@@ -265,4 +289,43 @@ func TestAMintedFile(t *testing.T) {
 	if err := box.elsewhere(jwt, tokencheck.ErrRevoked); err != nil {
 		t.Error(err)
 	}
+}
+
+// renewed follows a file whose JWT lives for seconds: another one is in it before that one expires, also where the kid has put
+// something else there or taken the directory away for a while, and after sandboxd was killed. A link is never followed.
+func (b *mintBox) renewed() {
+	b.T.Helper()
+	kid := b.spawn("brief", "", reads+", lifetime: 5s, file: /workspace/keys/books.jwt")
+	read := func() string { return b.Sh(kid.Name, "cat /workspace/keys/books.jwt").Stdout }
+	other := func(what, than string) string {
+		b.T.Helper()
+		var now string
+		b.Until(soon, what, func() error {
+			if now = read(); strings.Count(now, ".") != 2 || now == than {
+				return errors.New("not yet")
+			}
+			return nil
+		})
+		return now
+	}
+	first := read()
+	second := other("another JWT is in the file", first)
+	if got := b.call(kid.Name, "GET", "$(cat /workspace/keys/books.jwt)"); !strings.HasSuffix(got, " 200") {
+		b.T.Errorf("with the renewed JWT: %q", got)
+	}
+	b.Sh(kid.Name, "cd /workspace; mv keys away; echo mine > target; mkdir keys; ln -s ../target keys/books.jwt")
+	b.Kill9(instance.Sandboxd)
+	b.WaitHealthy(instance.Sandboxd)
+	b.Until(soon, "the link is seen", func() error {
+		raw, err := os.ReadFile(filepath.Join(b.Inst.RunDir(), "log", "sandboxd.log"))
+		if err == nil && !strings.Contains(string(raw), "renewing the tokens in a kid's files") {
+			err = errors.New("not yet")
+		}
+		return err
+	})
+	if got := b.Sh(kid.Name, "cat /workspace/target").Stdout; got != "mine\n" {
+		b.T.Errorf("a link was followed: %.8s…", got)
+	}
+	b.Sh(kid.Name, "cd /workspace; rm -r keys; mv away keys")
+	other("it is renewed where it was", second)
 }

@@ -9,6 +9,7 @@
 //	               POST   /v1/claims               NameClaim -> Name; only the proxy
 //	credd          POST   /v1/sessions             MintRequest -> MintReply; only uid 0
 //	               GET    /v1/sessions/{kid}/use   CredentialUse so far; only uid 0
+//	               POST   /v1/sessions/{kid}/renew -> MintReply of the JWTs that the kid holds itself; only uid 0
 //	               DELETE /v1/sessions/{kid}       forgets its tokens; uid 0 and killswitchd
 //	               POST   /v1/revoke               RevokeRequest -> RevokeReply; uid 0 and killswitchd
 //	               POST   /v1/resolve              ResolveRequest -> ResolveReply; only the proxy
@@ -404,6 +405,8 @@ type MintToken struct {
 // gets an entry in credd, so that a revocation always has something to acknowledge.
 type MintReply struct {
 	Tokens map[string]string `json:"tokens"`
+	// Renew is how long it takes until there are new JWTs, where the kid holds some itself; 0: it holds none.
+	Renew time.Duration `json:"renew_ns,omitempty"`
 }
 
 // ResolveRequest asks for the value behind a token, towards one host and port. Method, Path and Place say truthfully in

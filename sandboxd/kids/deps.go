@@ -43,6 +43,8 @@ type PolicyPoint interface {
 // Credentials is credd.
 type Credentials interface {
 	Mint(ctx context.Context, r wire.MintRequest) (wire.MintReply, error)
+	// Renew returns the JWTs that the kid holds itself. Its error is an *Error where the kid has none for good.
+	Renew(ctx context.Context, kid string) (wire.MintReply, error)
 	Forget(ctx context.Context, kid string) error
 	// Use says what the kid's session has made of what it was granted; nil where credd knows nothing of it.
 	Use(ctx context.Context, kid string) (*wire.CredentialUse, error)

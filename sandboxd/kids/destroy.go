@@ -93,6 +93,7 @@ func (m *Manager) Run(ctx context.Context) {
 	var ends sync.WaitGroup
 	defer ends.Wait()
 	ends.Go(func() { m.keepSheltered(ctx) })
+	ends.Go(func() { m.keepMinted(ctx) })
 	look := time.NewTicker(lookForgotten)
 	defer look.Stop()
 	tick := time.NewTicker(retryTeardown)

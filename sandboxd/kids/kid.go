@@ -32,8 +32,10 @@ type kid struct {
 
 	mounts []runtime.Mount // of its root filesystem, from its image
 
-	minted              []files.Text // JWTs on their way into files; the spawn alone
-	proofToken, noToken string       // of a proof's kid: its token, or why it has none
+	minted              []files.Text  // JWTs on their way into files; the spawn alone
+	renewAt             time.Duration // CLOCK_BOOTTIME, when its JWTs are to be renewed; the spawn, then keepMinted alone
+	renewFails          bool          // keepMinted alone: it was logged
+	proofToken, noToken string        // of a proof's kid: its token, or why it has none
 
 	life sync.Mutex // held by a spawn and by a teardown, so that they never overlap
 

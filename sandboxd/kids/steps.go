@@ -168,7 +168,7 @@ func (m *Manager) mintTokens(ctx context.Context, k *kid) error {
 		}
 		k.rec.Tokens[secret.Env] = token
 	}
-	if err := k.takeMinted(reply.Tokens); err != nil {
+	if err := k.takeMinted(reply); err != nil {
 		return err
 	}
 	return m.save(k)
