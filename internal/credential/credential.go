@@ -122,6 +122,7 @@ func Open(cfg Config) (*Service, error) {
 	if s.vault, err = openVault(cfg.Dir, cfg.Unlock, cfg.Audit.AddSecret); err != nil {
 		return nil, err
 	}
+	s.vault.denied = s.denied
 	var revoked revocations
 	if s.ledger, revoked, err = openLedger(cfg.Dir, cfg.BootID); err != nil {
 		return nil, err
@@ -192,16 +193,6 @@ func (s *Service) awaitTags(ctx context.Context) {
 			return
 		}
 	}
-}
-
-// denied says whether the secret can never be minted.
-func (s *Service) denied(name string) bool {
-	for _, pattern := range s.deny {
-		if ok, err := path.Match(pattern, strings.ToLower(name)); ok || err != nil {
-			return true
-		}
-	}
-	return false
 }
 
 func (s *Service) reportBadLines(bad []badLine) {

@@ -42,8 +42,9 @@ var errUnknownSecret = errors.New("no such secret")
 // memory, so that a change that was acknowledged survives a crash.
 type vault struct {
 	path      string
-	addSecret func(string) // tells the audit log what to redact
-	lock      *os.File     // held while the process lives
+	addSecret func(string)           // tells the audit log what to redact
+	lock      *os.File               // held while the process lives
+	denied    func(name string) bool // whether a secret can never be granted; nil: none; set before the first change
 
 	changing sync.Mutex // held while the identity is opened or sealed; taken before mu
 
@@ -148,6 +149,9 @@ func (v *vault) put(name string, e wire.VaultEntry) (wire.VaultInfo, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	s := &secret{Value: []byte(e.Value), binding: b, Canary: e.Canary, Version: 1, Updated: time.Now().UTC()}
+	if err := v.twin(name, e.Value); err != nil {
+		return wire.VaultInfo{}, err
+	}
 	if old := v.secrets[name]; old != nil {
 		s.Version, s.Rotated = old.Version+1, old.Rotated
 	}
@@ -171,6 +175,9 @@ func (v *vault) rotate(name, value string) (wire.VaultInfo, error) {
 	}
 	if string(old.Value) == value {
 		return wire.VaultInfo{}, &badEntry{"this is the value that the secret has already: nothing was rotated"}
+	}
+	if err := v.twin(name, value); err != nil {
+		return wire.VaultInfo{}, err
 	}
 	s := *old
 	s.Value, s.Version, s.Updated = []byte(value), old.Version+1, time.Now().UTC()
