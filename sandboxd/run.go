@@ -105,6 +105,9 @@ func Run(ctx context.Context, cfg Config, serve Serve) error {
 		return fmt.Errorf("starting sandboxd: %w", err)
 	}
 	defer unlock()
+	if err := noteConfig(cfg); err != nil {
+		cfg.Log.Error("going on", "error", err)
+	}
 	watch := filewatch.New(filewatch.Config{File: cfg.Inst.WatchFile(), GID: cfg.Inst.GroupID(), Audit: cfg.Audit, Log: cfg.Log})
 	written := filelog.New(filelog.Config{Audit: cfg.Audit, Metrics: cfg.Metrics, Log: cfg.Log})
 	learned, err := lessons.Open(cfg.Inst.StateDir(), cfg.Inst.AuditDir())
@@ -173,6 +176,7 @@ func Run(ctx context.Context, cfg Config, serve Serve) error {
 	}
 	mux := http.NewServeMux()
 	api.Register(mux, routes)
+	wg.Go(func() { routes.Run(ctx) })
 	api.RegisterProofs(mux, api.ProofConfig{
 		Proofs: manager, Killswitchd: cfg.Inst.UID(instance.Killswitchd), Ending: ctx.Done(),
 		Plan: func() (kids.Plan, error) { return proofPlan(cfg.Inst.Gateway().String()) },

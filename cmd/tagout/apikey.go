@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"tagout/internal/apikey"
+	"tagout/internal/audit"
 	"tagout/internal/instance"
 )
 
@@ -29,6 +30,7 @@ func (a *app) apikeyCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			a.record(inst, audit.Record{Event: audit.EventKeyRemoved, Fields: map[string]string{"name": args[0]}})
 			if a.json {
 				return a.printJSON(map[string]any{"name": args[0], "kept": false})
 			}
@@ -78,6 +80,11 @@ give a key no more than its client needs. docs/api.md says what each lets.`,
 			if err != nil {
 				return usage(err)
 			}
+			fields := map[string]string{"name": args[0], "roles": strings.Join(roles, ",")}
+			if !ends.IsZero() {
+				fields["ends"] = ends.UTC().Format(time.RFC3339)
+			}
+			a.record(inst, audit.Record{Event: audit.EventKeyAdded, Fields: fields})
 			if a.json {
 				return a.printJSON(map[string]any{"name": args[0], "roles": roles, "key": secret})
 			}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"tagout/internal/audit"
 	"tagout/internal/authority"
 	"tagout/internal/authority/keyfile"
 	"tagout/internal/drill"
@@ -45,7 +46,26 @@ func (a *app) keepDrill(rep *drill.Report, dir, private string) error {
 			a.printf("report in %s, signed with %s\n", dir, entry.Key)
 		}
 	}
+	a.recordDrill(rep, entry)
 	return drillhistory.Add(instance.DrillDir(), entry)
+}
+
+// recordDrill writes the drill into the log of the machine's own box, where it has one: the box of the drill is gone.
+func (a *app) recordDrill(rep *drill.Report, entry drillhistory.Entry) {
+	inst, err := instance.Open(instance.DefaultName)
+	if err != nil {
+		return // it has none
+	}
+	if _, err := os.Stat(inst.AuditDir()); err != nil {
+		return // as above
+	}
+	rec := audit.Record{Event: audit.EventDrillEnded, Actor: actor(), Outcome: audit.OutcomeOK, Detail: rep.Why, Fields: map[string]string{
+		"verdict": fmt.Sprint(rep.Verdict), "by": rep.By, "took": rep.Took.String(), "whole": fmt.Sprint(rep.Whole), "report": entry.Report, "report_sha256": entry.SHA256, "key": entry.Key,
+	}}
+	if !rep.Passed {
+		rec.Outcome = audit.OutcomeFail
+	}
+	a.record(inst, rec)
 }
 
 // drillKey reads the key that a report is to be signed with.

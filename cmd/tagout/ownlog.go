@@ -19,6 +19,17 @@ import (
 // actor names who runs the command, for records: root, as the API names who comes over the unix socket.
 func actor() string { return fmt.Sprintf("uid:%d", os.Geteuid()) }
 
+// record writes down something that the command itself has done on a box.
+func (a *app) record(inst instance.Instance, r audit.Record) {
+	if r.Actor == "" {
+		r.Actor = actor()
+	}
+	if r.Outcome == "" {
+		r.Outcome = audit.OutcomeOK
+	}
+	(&ownLog{inst: inst, err: a.err}).Log(r)
+}
+
 // recordLimit bounds how long the command waits for a record to be on disk.
 const recordLimit = 5 * time.Second
 

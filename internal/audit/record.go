@@ -17,6 +17,10 @@ const Version = 1
 const (
 	EventDaemonStarted  = "daemon.started"
 	EventDaemonStopped  = "daemon.stopped"
+	EventConfigChanged  = "config.changed" // the box's, since sandboxd was last started
+	EventDrillEnded     = "drill.ended"    // a drill on this machine, by the command
+	EventKeyAdded       = "apikey.added"   // by the command
+	EventKeyRemoved     = "apikey.removed"
 	EventGap            = "audit.gap"
 	EventShardBegan     = "audit.shard"    // first record of a file that goes on with a log
 	EventExpired        = "audit.expired"  // by sandboxd: all records before one were removed, their time was over

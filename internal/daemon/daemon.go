@@ -138,7 +138,7 @@ func (d *Daemon) run(ctx context.Context, run func(ctx context.Context, d *Daemo
 		st := d.Audit.Stats()
 		return st.Records, st.Bytes, st.Lost, st.Syncs
 	})
-	d.Audit.Log(audit.Record{Event: audit.EventDaemonStarted, Outcome: audit.OutcomeOK, Process: &audit.Process{PID: os.Getpid()}})
+	d.Audit.Log(audit.Record{Event: audit.EventDaemonStarted, Outcome: audit.OutcomeOK, Process: &audit.Process{PID: os.Getpid()}, Fields: d.config()})
 	err := run(ctx, d)
 	rec := audit.Record{Event: audit.EventDaemonStopped, Outcome: audit.OutcomeOK}
 	if err != nil {

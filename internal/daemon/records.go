@@ -1,6 +1,9 @@
 package daemon
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
+	"os"
 	"sync"
 	"time"
 
@@ -17,6 +20,16 @@ func (d *Daemon) completeRecords() {
 	}
 	c := cards{documents: session.NewStore(d.Inst.SessionDir()), known: map[string]string{}, missed: map[string]time.Duration{}}
 	d.Audit.SetCards(c.of)
+}
+
+// config names the box's configuration that the daemon starts with, where it can be read.
+func (d *Daemon) config() map[string]string {
+	raw, err := os.ReadFile(d.Inst.BoxConfig())
+	if err != nil {
+		return nil // and so did the daemon, or it would not start
+	}
+	sum := sha256.Sum256(raw)
+	return map[string]string{"config_sha256": hex.EncodeToString(sum[:])}
 }
 
 // cards knows the hash of a session's card, which never changes.

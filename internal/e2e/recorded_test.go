@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/santhosh-tekuri/jsonschema/v6"
+
 	"tagout/internal/audit"
 	"tagout/internal/instance"
 	"tagout/internal/testenv"
@@ -87,9 +89,58 @@ func TestWhatAKidDoesIsRecorded(t *testing.T) {
 		"-rw-r--r-- 5 " + hexSum("kept\n"): "/workspace/d/e/f", "Lrwxrwxrwx 11 -": "/tmp/link", "prw-r--r-- 0 -": "/tmp/pipe",
 		"-rw-r--r-- 0 " + hexSum(""): `"/tmp/\x1b[2J\xff"`,
 	})
+	checkSchema(t, box)
+	if len(box.Records(func(r *audit.Record) bool { return r.Event == audit.EventConfigChanged && r.Fields["diff"] != "" })) != 1 {
+		t.Error("the box's configuration is not recorded")
+	}
+	if len(box.Records(func(r *audit.Record) bool {
+		return r.Event == audit.EventDaemonStarted && len(r.Fields["config_sha256"]) == 64
+	})) < 5 {
+		t.Error("not every daemon's configuration is recorded")
+	}
+	called := box.Records(func(r *audit.Record) bool {
+		return r.Event == audit.EventAPICalled && r.Fields["method"] == "POST" && strings.Contains(r.Fields["arguments"], "mv /workspace/a /workspace/b") && r.Kid == kid
+	})
+	if len(called) != 1 || called[0].Fields["from"] != "unix" || called[0].Actor != "uid:0" || len(called[0].Fields["arguments_sha256"]) != 64 {
+		t.Errorf("the call for a command: %+v", called)
+	}
 	for _, r := range records {
+		if r.CardSHA256 != hexSum(callingCard) && r.Session != "" {
+			t.Errorf("a record of the session without its card: %+v", r)
+		}
 		if r.Event == audit.EventProcessStarted && (r.Process == nil || r.Process.PID == 0 || r.Process.Parent == 0 || r.Process.Exe == "") {
 			t.Errorf("who it was: %+v", r)
+		}
+	}
+}
+
+// checkSchema fails the test unless every line of every log of the box is right by the published schema.
+func checkSchema(t *testing.T, box *testenv.Box) {
+	t.Helper()
+	schema, err := jsonschema.NewCompiler().Compile("../../deploy/schema/audit-v1.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	logs, err := filepath.Glob(filepath.Join(box.Inst.AuditDir(), "*", "*.jsonl"))
+	if err != nil || len(logs) < 5 {
+		t.Fatalf("the logs: %q, %v", logs, err)
+	}
+	for _, log := range logs {
+		raw, err := os.ReadFile(log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(raw)) {
+			if !strings.HasSuffix(line, "\n") {
+				continue // it is being written
+			}
+			doc, err := jsonschema.UnmarshalJSON(strings.NewReader(line))
+			if err == nil {
+				err = schema.Validate(doc)
+			}
+			if err != nil {
+				t.Errorf("%s: %s: %v", log, line, err)
+			}
 		}
 	}
 }

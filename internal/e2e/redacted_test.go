@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/base64"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -43,7 +44,9 @@ func TestOthersRecordsLeaveOutWhatOnlyCreddKnows(t *testing.T) {
 	kid := box.Spawn(callingCard, nil).Name
 	for _, value := range []string{known, unknown} {
 		encoded := base64.StdEncoding.EncodeToString([]byte("joe:" + value))
-		box.Exec(kid, "/bin/echo", value, encoded, "deploy "+key)
+		box.Exec(kid, "/bin/echo", value, encoded)
+		// Put together in the kid: a command with a whole key in it is refused.
+		box.Exec(kid, "/bin/bash", "-c", fmt.Sprintf("a=%s; b=%s; /bin/echo deploy $a$b; touch /tmp/$a$b", key[:10], key[10:]))
 		box.Exec(kid, "/bin/touch", "/tmp/"+value)
 		box.Exec(kid, "/usr/bin/getent", "hosts", value+".test")
 		box.Exec(kid, "/bin/bash", "-c", "exec 3<>/dev/tcp/files.vendor.test/80; printf 'GET /"+value+" HTTP/1.1\\r\\nHost: files.vendor.test\\r\\nConnection: close\\r\\n\\r\\n' >&3; cat <&3")

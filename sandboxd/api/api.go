@@ -22,6 +22,7 @@ import (
 	"tagout/internal/control"
 	"tagout/internal/execsocket"
 	"tagout/internal/reason"
+	"tagout/internal/tally"
 	"tagout/internal/wire"
 	"tagout/sandboxd/kids"
 	"tagout/sandboxd/once"
@@ -65,7 +66,7 @@ type Config struct {
 	Lessons    Lessons
 	Keys       *once.Store // nil: Idempotency-Key is not looked at, for tests
 	Log        *slog.Logger
-	Audit      Recorder
+	Audit      Recorder        // nil: calls over the unix socket are not recorded, for tests
 	Logs       string          // directory of the audit logs
 	Ending     <-chan struct{} // closed when sandboxd ends
 
@@ -106,7 +107,9 @@ type server struct {
 // API is the routes, for callers whom somebody else has recognised (WithCaller).
 type API struct {
 	http.Handler
-	doc *huma.OpenAPI
+	doc       *huma.OpenAPI
+	audit     Recorder
+	questions *tally.Tally // over the unix socket
 }
 
 // New makes the routes.
@@ -141,7 +144,7 @@ func New(cfg Config) *API {
 		}
 		control.Refuse(w, status, reason.Malformed, "there is no route "+r.Method+" "+r.URL.Path+": GET /v1/openapi.json lists those that there are")
 	})
-	return &API{Handler: mux, doc: s.api.OpenAPI()}
+	return &API{Handler: mux, doc: s.api.OpenAPI(), audit: cfg.Audit, questions: tally.New(cfg.Audit, unixLines)}
 }
 
 // methodsOf returns the methods in which there is a route for r's path.
@@ -156,7 +159,12 @@ func methodsOf(mux *http.ServeMux, r *http.Request) (methods []string) {
 }
 
 // Register serves the routes on mux for root, who comes over the unix socket.
-func Register(mux *http.ServeMux, a *API) { mux.Handle("/"+Version+"/", fromRoot(a)) }
+func Register(mux *http.ServeMux, a *API) {
+	mux.Handle("/"+Version+"/", fromRoot(recorded(a, a.audit, a.questions)))
+}
+
+// Run writes the counts of repeated questions until ctx ends.
+func (a *API) Run(ctx context.Context) { a.questions.Run(ctx, tally.Window) }
 
 // config is huma's, without pages that load scripts from elsewhere and without fields that it adds to answers.
 func config() huma.Config {

@@ -120,7 +120,8 @@ type middleware = func(ctx huma.Context, next func(huma.Context))
 // admit lets callers with the route's role through.
 func (s *server) admit(r route) middleware {
 	return func(ctx huma.Context, next func(huma.Context)) {
-		_, w := humago.Unwrap(ctx)
+		req, w := humago.Unwrap(ctx)
+		noteKid(req)
 		if c := CallerOf(ctx.Context()); !c.May(r.role) {
 			refuseRole(w, c, r.role)
 			return
@@ -153,6 +154,7 @@ func (s *server) buffer(ctx huma.Context, next func(huma.Context)) {
 		control.Refuse(w, http.StatusBadRequest, reason.Malformed, "reading the request: "+err.Error())
 		return
 	}
+	noteCall(r, body)
 	r.Body = &wholeBody{Reader: bytes.NewReader(body), raw: body}
 	next(ctx)
 }

@@ -2,7 +2,10 @@ package api
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"net/http"
+	"strconv"
 
 	"tagout/internal/audit"
 	"tagout/internal/reason"
@@ -23,9 +26,11 @@ func (s *server) noteTool(ctx context.Context, in *struct{ Body wire.ToolCall })
 	if err := s.audit.Err(); err != nil {
 		return nil, problem(http.StatusInsufficientStorage, reason.Capacity, "the audit log takes no records, and nothing is done that is not recorded: "+err.Error())
 	}
-	const most = 8 << 10
+	args := in.Body.Arguments
+	sum := sha256.Sum256([]byte(args))
 	s.audit.Log(audit.Record{Event: audit.EventToolCalled, Kid: in.Body.Kid, Actor: actor(ctx), Outcome: audit.OutcomeOK, Fields: map[string]string{
-		"tool": in.Body.Tool[:min(len(in.Body.Tool), 64)], "arguments": in.Body.Arguments[:min(len(in.Body.Arguments), most)],
+		"tool": in.Body.Tool[:min(len(in.Body.Tool), 64)], "arguments": arguments([]byte(args)),
+		"arguments_sha256": hex.EncodeToString(sum[:]), "arguments_bytes": strconv.Itoa(len(args)),
 	}})
 	return nil, nil
 }

@@ -28,17 +28,18 @@ func (d *Door) admit(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		return
 	}
+	ctx, call := api.WithCall(api.WithCaller(r.Context(), caller))
 	if !d.known.take(caller.Name) {
 		w.Header().Set("Retry-After", "1")
 		control.Refuse(w, http.StatusTooManyRequests, reason.RateLimit, "too many calls: at most 50 a second")
-		d.record(caller.Name, r, http.StatusTooManyRequests, time.Since(began))
+		d.record(caller.Name, r, call, http.StatusTooManyRequests, time.Since(began))
 		return
 	}
-	rec := &status{ResponseWriter: w}
-	defer func() { d.record(caller.Name, r, rec.code, time.Since(began)) }() // also of one that is broken off
-	d.cfg.Handler.ServeHTTP(rec, r.WithContext(api.WithCaller(r.Context(), caller)))
-	if rec.code == 0 {
-		rec.code = http.StatusOK
+	rec := &api.Status{ResponseWriter: w}
+	defer func() { d.record(caller.Name, r, call, rec.Code, time.Since(began)) }() // also of one that is broken off
+	d.cfg.Handler.ServeHTTP(rec, r.WithContext(ctx))
+	if rec.Code == 0 {
+		rec.Code = http.StatusOK
 	}
 }
 
@@ -141,29 +142,6 @@ func host(addr string) string {
 	}
 	return addr
 }
-
-// status notes what was answered.
-type status struct {
-	http.ResponseWriter
-	code int
-}
-
-func (s *status) WriteHeader(code int) {
-	if s.code == 0 && (code >= http.StatusOK || code == http.StatusSwitchingProtocols) {
-		s.code = code
-	}
-	s.ResponseWriter.WriteHeader(code)
-}
-
-func (s *status) Write(p []byte) (int, error) {
-	if s.code == 0 {
-		s.code = http.StatusOK
-	}
-	return s.ResponseWriter.Write(p)
-}
-
-// Unwrap lets http.ResponseController flush and set deadlines.
-func (s *status) Unwrap() http.ResponseWriter { return s.ResponseWriter }
 
 // limiter bounds how often each of many does something. Safe for concurrent use.
 type limiter struct {

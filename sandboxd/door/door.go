@@ -20,9 +20,9 @@ import (
 	"golang.org/x/net/netutil"
 
 	"tagout/internal/apikey"
-	"tagout/internal/audit"
 	"tagout/internal/control"
 	"tagout/internal/tally"
+	"tagout/sandboxd/api"
 )
 
 // Bounds of what strangers can take up.
@@ -150,17 +150,8 @@ func (q quiet) Write(p []byte) (int, error) {
 }
 
 // record notes one call.
-func (d *Door) record(actor string, r *http.Request, status int, took time.Duration) {
-	outcome := audit.OutcomeOK
-	switch {
-	case status == http.StatusForbidden || status == http.StatusTooManyRequests:
-		outcome = audit.OutcomeDeny
-	case status >= http.StatusBadRequest || status == 0:
-		outcome = audit.OutcomeFail
-	}
-	d.cfg.Audit.Log(audit.Record{Event: audit.EventAPICalled, Actor: actor, Outcome: outcome, Fields: map[string]string{
-		"method": r.Method, "path": short(r.URL.Path), "from": r.RemoteAddr, "status": fmt.Sprint(status), "took": took.Round(time.Microsecond).String(),
-	}})
+func (d *Door) record(actor string, r *http.Request, call *api.Call, status int, took time.Duration) {
+	d.cfg.Audit.Log(call.Record(actor, r, status, took))
 }
 
 func short(s string) string {

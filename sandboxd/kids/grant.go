@@ -54,7 +54,8 @@ func (m *Manager) Grant(ctx context.Context, name, actor string, r wire.GrantReq
 	}
 	g.Order, g.Key = sig.Order, sig.Key
 	err = m.withRunning(ctx, name, func(k *kid) error {
-		if err := grantable(m.egress(k), g); err != nil {
+		before := m.egress(k)
+		if err := grantable(before, g); err != nil {
 			return err
 		}
 		m.mu.Lock()
@@ -67,6 +68,7 @@ func (m *Manager) Grant(ctx context.Context, name, actor string, r wire.GrantReq
 		}
 		rec := g.record(audit.EventGrantPlaced, actor, g.Reason)
 		rec.Generation = k.rec.Session.Generation
+		difference(before, k.rec.Session.Egress, rec.Fields)
 		sig.into(rec.Fields, actor)
 		m.log(k, rec)
 		return err

@@ -39,7 +39,7 @@ func (m *Manager) ChangePolicy(ctx context.Context, name string, c EgressChange)
 	}
 	var reply wire.PolicyReply
 	err := m.withRunning(ctx, name, func(k *kid) error {
-		before := k.rec.Plan.Egress
+		before, was := k.rec.Plan.Egress, m.egress(k)
 		k.rec.Plan.Egress = c.Egress
 		cut, err := m.applyEgress(ctx, k)
 		if KindOf(err) == Invalid {
@@ -48,6 +48,7 @@ func (m *Manager) ChangePolicy(ctx context.Context, name string, c EgressChange)
 		}
 		rec := audit.Record{Event: audit.EventPolicyChanged, Actor: c.Actor, Outcome: audit.OutcomeOK, Generation: k.rec.Session.Generation,
 			Detail: c.Reason, Fields: map[string]string{"by": c.By, "card_hash": c.CardHash, "cut": fmt.Sprint(cut)}}
+		difference(was, k.rec.Session.Egress, rec.Fields)
 		c.Signed.into(rec.Fields, c.Actor)
 		m.log(k, rec)
 		err = errors.Join(err, m.saveCard(name, c.CardText))
