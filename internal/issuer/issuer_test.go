@@ -195,6 +195,51 @@ func TestRotation(t *testing.T) {
 	}
 }
 
+// TestNobodyWaitsForTheDisk: while a rotation is being kept, tokens are signed and read; a second rotation comes after it.
+func TestNobodyWaitsForTheDisk(t *testing.T) {
+	t.Parallel()
+	r := ring(t, EdDSA)
+	hung, release := make(chan struct{}), make(chan struct{})
+	done := make(chan error, 2)
+	go func() {
+		_, err := r.Rotate(testTime, 0, time.Hour, func([]byte) error { close(hung); <-release; return nil })
+		done <- err
+	}()
+	<-hung
+	token := access(t, r)
+	go func() {
+		_, err := r.Rotate(testTime, 0, time.Hour, func([]byte) error { return nil })
+		done <- err
+	}()
+	if _, err := r.ReadAccess(token); err != nil {
+		t.Error(err)
+	}
+	if _, err := r.Public(); err != nil {
+		t.Error(err)
+	}
+	close(release)
+	for range 2 {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := r.ReadAccess(token); err != nil || len(r.Info()) != 4 {
+		t.Errorf("after two rotations: %v, %+v", err, r.Info())
+	}
+}
+
+// TestARotationOfWipedKeys changes nothing.
+func TestARotationOfWipedKeys(t *testing.T) {
+	t.Parallel()
+	r := ring(t, EdDSA)
+	if _, err := r.Rotate(testTime, 0, time.Hour, func([]byte) error { r.Wipe(); return nil }); err == nil {
+		t.Error("keys that were wiped meanwhile rotated")
+	}
+	if _, err := r.Access(claims); err == nil {
+		t.Error("a wiped ring signs")
+	}
+}
+
 func TestThePublicSetIsPublic(t *testing.T) {
 	t.Parallel()
 	for _, alg := range []string{EdDSA, ES256} {

@@ -34,6 +34,8 @@ type retired struct {
 // Ring holds an issuer's keys: one that signs, one that is published and will sign after the next rotation, so that
 // those who check know it before they meet it, and those that have signed what may still be good. Safe for concurrent use.
 type Ring struct {
+	rotating sync.Mutex // held by a rotation; taken before mu
+
 	mu      sync.RWMutex
 	alg     jose.SignatureAlgorithm // of keys that are made
 	current *key                    // guarded by mu; nil once wiped
@@ -88,19 +90,16 @@ func wrap(private crypto.Signer, alg jose.SignatureAlgorithm, since time.Time) (
 }
 
 // Rotate makes the next key the one that signs. Keys that signed before count until the clock that now is of says
-// until. keep is called with the new ring's content (Marshal) before anything is changed; its error changes nothing.
+// until. keep is called with the new ring's content (Marshal) before anything is changed; its error changes nothing. Nobody
+// waits for keep but another rotation: it may take as long as a disk does.
 func (r *Ring) Rotate(at time.Time, now, until time.Duration, keep func([]byte) error) (current string, err error) {
 	fresh, err := newKey(r.alg, at)
 	if err != nil {
 		return "", err
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.current == nil {
-		return "", errors.New("rotating the signing keys: they are gone")
-	}
-	signs := &key{id: r.next.id, alg: r.next.alg, private: r.next.private, since: fresh.since}
-	raw, err := marshal(signs, fresh)
+	r.rotating.Lock()
+	defer r.rotating.Unlock()
+	signs, raw, err := r.turn(fresh)
 	if err != nil {
 		return "", err
 	}
@@ -108,10 +107,27 @@ func (r *Ring) Rotate(at time.Time, now, until time.Duration, keep func([]byte) 
 	if err := keep(raw); err != nil {
 		return "", err
 	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.current == nil { // wiped meanwhile, and next with it
+		return "", errors.New("rotating the signing keys: they are gone")
+	}
 	r.dropOld(now)
 	r.old = append(r.old, retired{r.current, until})
 	r.current, r.next = signs, fresh
 	return r.current.id, nil
+}
+
+// turn returns the key that signs next, and the ring's content with it and fresh. No key is wiped meanwhile.
+func (r *Ring) turn(fresh *key) (signs *key, raw []byte, err error) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	if r.next == nil {
+		return nil, nil, errors.New("rotating the signing keys: they are gone")
+	}
+	signs = &key{id: r.next.id, alg: r.next.alg, private: r.next.private, since: fresh.since}
+	raw, err = marshal(signs, fresh)
+	return signs, raw, err
 }
 
 // Expire forgets the old keys whose time is over.
