@@ -17,7 +17,7 @@ import (
 // name.
 var shown = map[string]bool{
 	"v": true, "id": true, "time": true, "boot_ns": true, "boot_id": true, "instance": true, "daemon": true, "event": true,
-	"session": true, "kid": true, "mark": true, "card": true, "actor": true, "outcome": true, "reason": true, "rule": true, "generation": true,
+	"session": true, "kid": true, "mark": true, "card": true, "card_sha256": true, "actor": true, "outcome": true, "reason": true, "rule": true, "generation": true,
 	"process": true, "dst": true, "bytes": true, "conn": true, "count": true, "detail": true, "fields": true,
 }
 

@@ -104,6 +104,10 @@ func (i Instance) KidDir(kid string) string { return filepath.Join(i.RunDir(), "
 // KidCard is the text of the card whose egress rules are in force for a kid; the instance's group may read it.
 func (i Instance) KidCard(kid string) string { return filepath.Join(i.KidDir(kid), "card.yaml") }
 
+// CardDir keeps the text of every card that a kid was spawned with, by its sha256: records name it, and evidence needs it
+// when the kid is long gone.
+func (i Instance) CardDir() string { return filepath.Join(i.StateDir(), "cards") }
+
 // KeyDir holds what sandboxd remembers of requests with an Idempotency-Key; volatile.
 func (i Instance) KeyDir() string { return filepath.Join(i.RunDir(), "idempotency") }
 

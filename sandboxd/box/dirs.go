@@ -46,6 +46,7 @@ func tree(i instance.Instance) []dir {
 		{path: i.DNSStateDir(), mode: 0o700, uid: i.UID(instance.DNSFilter), gid: gid, deep: true},
 		{path: i.StateDir(), mode: 0o755},
 		{path: i.AuditDir(), mode: 0o755},
+		{path: i.CardDir(), mode: 0o750, gid: gid},
 		{path: i.TagDir(), mode: 0o750, uid: i.UID(instance.Killswitchd), gid: gid, deep: true},
 		{path: i.OrderDir(), mode: 0o750, uid: i.UID(instance.Killswitchd), gid: gid, deep: true},
 		{path: i.CreddDir(), mode: 0o700, uid: i.UID(instance.Credd), gid: gid, deep: true},
