@@ -16,7 +16,7 @@ LIVES ?= 1000
 FOR ?= 30m
 export CGO_ENABLED ?= 0
 
-.PHONY: build setup demo test test-race soak-kids soak-stop soak-egress soak-credentials bench bench-egress bench-kids bench-stop bench-credentials lint generate openapi check-generated fuzz clean
+.PHONY: build setup demo test test-race soak-kids soak-stop soak-egress soak-credentials bench bench-egress bench-kids bench-stop bench-credentials lint generate openapi schema check-generated fuzz clean
 
 build: ## Build every binary, static, into build/bin
 	@mkdir -p $(BIN)
@@ -79,6 +79,9 @@ generate: ## Compile the BPF programs (needs clang, llvm, libbpf-dev)
 
 openapi: ## Write the HTTP API's description from the code
 	go run ./cmd/tagout openapi > deploy/schema/openapi.json
+
+schema: ## Write the events and reasons of the code into the audit log's schema
+	go test -count=1 ./internal/audit -run TestSchemaIsThatOfRecords -update
 
 check-generated: generate ## Fail when the committed BPF objects are not what the sources give
 	git diff --exit-code -- bpf

@@ -2,6 +2,7 @@ package audit
 
 import (
 	"encoding/json"
+	"flag"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -43,6 +44,27 @@ func events(t *testing.T) (out []string) {
 	return out
 }
 
+var update = flag.Bool("update", false, "write the events and reasons of the code into the schema")
+
+const schemaFile = "../../deploy/schema/audit-v1.json"
+
+// rewrite gives the schema the code's events and reasons.
+func rewrite(t *testing.T, words map[string][]string) {
+	t.Helper()
+	raw, err := os.ReadFile(schemaFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(raw)
+	for name, list := range words {
+		at := regexp.MustCompile(`(?s)("` + name + `": \{[^{}]*"enum": \[\n).*?(\n *\])`)
+		text = at.ReplaceAllString(text, "${1}        \""+strings.Join(list, "\",\n        \"")+"\"${2}")
+	}
+	if err := os.WriteFile(schemaFile, []byte(text), 0o644); err != nil { // as all files of the repository
+		t.Fatal(err)
+	}
+}
+
 type node struct {
 	Properties map[string]node `json:"properties"`
 	Enum       []string        `json:"enum"`
@@ -70,7 +92,15 @@ func keys(n node) (out []string) {
 // TestSchemaIsThatOfRecords: the published schema has the events, reasons and fields that the code has, and no others.
 func TestSchemaIsThatOfRecords(t *testing.T) {
 	t.Parallel()
-	raw, err := os.ReadFile("../../deploy/schema/audit-v1.json")
+	var words []string
+	for _, info := range reason.All() {
+		words = append(words, info.Word)
+	}
+	slices.Sort(words)
+	if *update {
+		rewrite(t, map[string][]string{"event": events(t), "reason": words})
+	}
+	raw, err := os.ReadFile(schemaFile)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,15 +109,10 @@ func TestSchemaIsThatOfRecords(t *testing.T) {
 		t.Fatal(err)
 	}
 	if want := events(t); !slices.Equal(schema.Properties["event"].Enum, want) {
-		t.Errorf("its events are\n%q, the code's\n%q", schema.Properties["event"].Enum, want)
+		t.Errorf("its events are\n%q, the code's\n%q: run `make schema`", schema.Properties["event"].Enum, want)
 	}
-	var words []string
-	for _, info := range reason.All() {
-		words = append(words, info.Word)
-	}
-	slices.Sort(words)
 	if !slices.Equal(schema.Properties["reason"].Enum, words) {
-		t.Errorf("its reasons are\n%q, the code's\n%q", schema.Properties["reason"].Enum, words)
+		t.Errorf("its reasons are\n%q, the code's\n%q: run `make schema`", schema.Properties["reason"].Enum, words)
 	}
 	for part, typ := range map[string]reflect.Type{"": reflect.TypeFor[Record](), "process": reflect.TypeFor[Process](), "dst": reflect.TypeFor[Dst](), "bytes": reflect.TypeFor[Bytes]()} {
 		n := schema
@@ -137,7 +162,7 @@ func TestEveryEventIsDocumented(t *testing.T) {
 // TestRecordsAreRightByTheSchema, whatever is in them.
 func TestRecordsAreRightByTheSchema(t *testing.T) {
 	t.Parallel()
-	schema, err := jsonschema.NewCompiler().Compile("../../deploy/schema/audit-v1.json")
+	schema, err := jsonschema.NewCompiler().Compile(schemaFile)
 	if err != nil {
 		t.Fatal(err)
 	}
