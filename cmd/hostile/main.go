@@ -6,6 +6,7 @@
 //	hostile try N NAME KIND ADDR [ARG]  one way out; prints one line
 //	hostile dnsleak [flags] DOMAIN      carry data out in names below DOMAIN
 //	hostile fetch METHOD URL            no harm: what Go's own HTTP client makes of the road out
+//	hostile pairs URL N                 no harm: how long requests take with the token and without it
 //	hostile agent [flags]               everything at once, or one -technique, for ever
 //	hostile techniques                  the ways of resisting that it knows, as JSON
 //
@@ -35,6 +36,8 @@ func main() {
 		err = dnsleak(context.Background(), os.Stdout, args)
 	case "fetch":
 		err = fetch(context.Background(), os.Stdout, args)
+	case "pairs":
+		err = pairs(context.Background(), os.Stdout, args)
 	case "agent":
 		err = agent(args)
 	case "detach":
@@ -59,6 +62,6 @@ func main() {
 }
 
 func usage(why string) {
-	fmt.Fprintf(os.Stderr, "hostile: %s\nusage: hostile whoami URL | try N NAME KIND ADDR [ARG] | dnsleak [flags] DOMAIN | fetch METHOD URL | agent [flags] | techniques\n", why)
+	fmt.Fprintf(os.Stderr, "hostile: %s\nusage: hostile whoami URL | try N NAME KIND ADDR [ARG] | dnsleak [flags] DOMAIN | fetch METHOD URL | pairs URL N | agent [flags] | techniques\n", why)
 	os.Exit(2)
 }

@@ -14,12 +14,12 @@ func (a *app) benchCredentialsCommand() *cobra.Command {
 	var c bench.CredentialsConfig
 	var short bool
 	cmd := &cobra.Command{
-		Use: "credentials", Short: "Measure live tokens and their revocation beside Redis, in a box of its own", Args: cobra.NoArgs,
+		Use: "credentials", Short: "Measure what a secret costs a request, live tokens and their revocation, in a box of its own", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if short { // figures of no meaning, to see that all of them can be taken
-				c.Tokens, c.Revokes, c.Rate, c.Kill, c.Kills = 100, 10, 100, 20, 2
+				c.Requests, c.Tokens, c.Revokes, c.Rate, c.Kill, c.Kills = 20, 100, 10, 100, 20, 2
 			}
-			err := errors.Join(atLeastOne("tokens", c.Tokens), atLeastOne("revokes", c.Revokes), atLeastOne("rate", c.Rate), atLeastOne("kill", c.Kill), atLeastOne("kills", c.Kills))
+			err := errors.Join(atLeastOne("requests", c.Requests), atLeastOne("tokens", c.Tokens), atLeastOne("revokes", c.Revokes), atLeastOne("rate", c.Rate), atLeastOne("kill", c.Kill), atLeastOne("kills", c.Kills))
 			if err == nil && c.Revokes >= c.Tokens {
 				err = usage(fmt.Errorf("--revokes %d: give fewer than --tokens", c.Revokes))
 			}
@@ -27,7 +27,7 @@ func (a *app) benchCredentialsCommand() *cobra.Command {
 				return err
 			}
 			return a.withPracticeBox(cmd.Context(), a.ownName(cmd, "benchcred"), bin, "", func(p practiceBox) error {
-				c.Inst, c.Dir, c.Out = p.inst, out, a.out
+				c.Inst, c.InputDir, c.Dir, c.Out = p.inst, p.inputDir, out, a.out
 				_, err := bench.RunCredentials(cmd.Context(), c)
 				return err
 			})
@@ -35,6 +35,7 @@ func (a *app) benchCredentialsCommand() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&bin, "bin-dir", "", "directory of the binaries (default: where tagout itself lies)")
 	cmd.Flags().StringVar(&out, "out", "build/bench", "directory in which credentials.json is written")
+	cmd.Flags().IntVar(&c.Requests, "requests", 2000, "how many requests carry a secret, and as many none")
 	cmd.Flags().IntVar(&c.Tokens, "tokens", 10000, "how many tokens live at once")
 	cmd.Flags().IntVar(&c.Revokes, "revokes", 500, "how many sessions are revoked one by one")
 	cmd.Flags().IntVar(&c.Rate, "rate", 1000, "how often a second tokens are used meanwhile")

@@ -16,14 +16,16 @@ import (
 
 // CredentialsConfig says what to measure credentials with. All fields must be set.
 type CredentialsConfig struct {
-	Inst    instance.Instance // set up and running, with vendor_api in the vault
-	Dir     string            // where credentials.json is written
-	Out     io.Writer
-	Tokens  int // live at once, a session each
-	Revokes int // sessions that are revoked one by one; fewer than Tokens
-	Rate    int // uses of tokens a second meanwhile
-	Kill    int // sessions that are revoked at once
-	Kills   int // how often
+	Inst     instance.Instance // set up and running, with vendor_api in the vault
+	InputDir string            // holds the hostile binary
+	Dir      string            // where credentials.json is written
+	Out      io.Writer
+	Requests int // with a secret, and as many without
+	Tokens   int // live at once, a session each
+	Revokes  int // sessions that are revoked one by one; fewer than Tokens
+	Rate     int // uses of tokens a second meanwhile
+	Kill     int // sessions that are revoked at once
+	Kills    int // how often
 }
 
 // The secret that the tokens stand for, and the host that it is bound to, in every practice box.
@@ -64,7 +66,7 @@ func RunCredentials(ctx context.Context, c CredentialsConfig) (metrics []Metric,
 		defer func() { err = errors.Join(err, r.redis.close()) }()
 	}
 	return measure(ctx, c.Out, c.Dir, "credentials", []part{
-		{"live tokens", r.live}, {"revocations", r.revocations}, {"revocations of everything", r.kills}, {"a stop of the box", r.stop},
+		{"injection", r.injection}, {"live tokens", r.live}, {"revocations", r.revocations}, {"revocations of everything", r.kills}, {"a stop of the box", r.stop},
 	})
 }
 

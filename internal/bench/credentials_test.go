@@ -22,6 +22,7 @@ func TestCredentialsFiguresAreProduced(t *testing.T) {
 		redis = peerRedis
 	}
 	want := map[string]string{ // -> its peer
+		"inspected request with a secret, p50": "without one", "inspected request with a secret, p99": "without one",
 		"memory of 100 live tokens": redis, "revoke one session of 100 at 100 uses/s, p50": redis, "revoke one session of 100 at 100 uses/s, p99": redis,
 		"use of a token meanwhile, p50": redis, "revoke all of 20 sessions": redis,
 		"stop of the box's credential layer, 20 sessions: order to acknowledgement": "", "the same: order to the start of the last use": "",
