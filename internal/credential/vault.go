@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -46,7 +47,8 @@ type vault struct {
 	lock      *os.File               // held while the process lives
 	denied    func(name string) bool // whether a secret can never be granted; nil: none; set before the first change
 
-	changing sync.Mutex // held while the identity is opened or sealed; taken before mu
+	changing sync.Mutex // held by whoever changes something, with the disk or without; taken before mu
+	write    func(path string, plain []byte, to age.Recipient) error
 
 	mu      sync.RWMutex
 	disk    *identityFile       // guarded by mu
@@ -77,7 +79,7 @@ func openVault(dir string, key []byte, addSecret func(string)) (*vault, error) {
 	if err != nil {
 		return nil, err
 	}
-	v := &vault{path: filepath.Join(dir, "vault.age"), addSecret: addSecret, lock: lock, secrets: map[string]*secret{}}
+	v := &vault{path: filepath.Join(dir, "vault.age"), addSecret: addSecret, write: encryptFile, lock: lock, secrets: map[string]*secret{}}
 	err = removeLeftovers(dir)
 	if err == nil {
 		v.disk, err = readIdentity(filepath.Join(dir, "identity.age"), v.path)
@@ -121,20 +123,17 @@ func (v *vault) load(id *age.X25519Identity) (map[string]*secret, error) {
 	return secrets, nil
 }
 
-// save writes the given secrets. Callers hold mu.
-func (v *vault) save(secrets map[string]*secret) error {
+// content returns what the vault's file is to hold with the given secrets, and for whom. Nothing of it is wiped meanwhile.
+func (v *vault) content(secrets map[string]*secret) (plain []byte, to age.Recipient, err error) {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
 	if v.id == nil {
-		return errShut
+		return nil, nil, errShut
 	}
-	plain, err := json.Marshal(vaultFile{Version: vaultVersion, Secrets: secrets})
-	defer clear(plain)
-	if err != nil {
-		return fmt.Errorf("writing the vault: %w", err)
+	if plain, err = json.Marshal(vaultFile{Version: vaultVersion, Secrets: secrets}); err != nil {
+		return nil, nil, fmt.Errorf("writing the vault: %w", err)
 	}
-	if err := encryptFile(v.path, plain, v.id.Recipient()); err != nil {
-		return fmt.Errorf("writing the vault: nothing was changed: %w", err)
-	}
-	return nil
+	return plain, v.id.Recipient(), nil
 }
 
 // put sets a secret and returns what it is now; tokens that exist resolve to the new value from the next use on. Errors
@@ -146,16 +145,26 @@ func (v *vault) put(name string, e wire.VaultEntry) (wire.VaultInfo, error) {
 	}
 	// Redaction first: whatever happens next may be logged.
 	v.addSecret(e.Value)
-	v.mu.Lock()
-	defer v.mu.Unlock()
+	v.changing.Lock()
+	defer v.changing.Unlock()
 	s := &secret{Value: []byte(e.Value), binding: b, Canary: e.Canary, Version: 1, Updated: time.Now().UTC()}
-	if err := v.twin(name, e.Value); err != nil {
+	if err := v.follow(name, s); err != nil {
 		return wire.VaultInfo{}, err
+	}
+	return s.info(name), v.set(name, s)
+}
+
+// follow makes s the successor of the secret that has the name, if any. Callers hold changing.
+func (v *vault) follow(name string, s *secret) error {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	if err := v.twin(name, string(s.Value)); err != nil {
+		return err
 	}
 	if old := v.secrets[name]; old != nil {
 		s.Version, s.Rotated = old.Version+1, old.Rotated
 	}
-	return s.info(name), v.set(name, s)
+	return nil
 }
 
 // rotate replaces a secret's value and keeps all else.
@@ -164,59 +173,84 @@ func (v *vault) rotate(name, value string) (wire.VaultInfo, error) {
 		return wire.VaultInfo{}, err
 	}
 	v.addSecret(value)
-	v.mu.Lock()
-	defer v.mu.Unlock()
+	v.changing.Lock()
+	defer v.changing.Unlock()
+	s, err := v.rotated(name, value)
+	if err != nil {
+		return wire.VaultInfo{}, err
+	}
+	return s.info(name), v.set(name, s)
+}
+
+// rotated returns the secret with another value. Callers hold changing.
+func (v *vault) rotated(name, value string) (*secret, error) {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
 	if v.id == nil {
-		return wire.VaultInfo{}, errShut
+		return nil, errShut
 	}
 	old := v.secrets[name]
 	if old == nil {
-		return wire.VaultInfo{}, errUnknownSecret
+		return nil, errUnknownSecret
 	}
 	if string(old.Value) == value {
-		return wire.VaultInfo{}, &badEntry{"this is the value that the secret has already: nothing was rotated"}
+		return nil, &badEntry{"this is the value that the secret has already: nothing was rotated"}
 	}
 	if err := v.twin(name, value); err != nil {
-		return wire.VaultInfo{}, err
+		return nil, err
 	}
 	s := *old
 	s.Value, s.Version, s.Updated = []byte(value), old.Version+1, time.Now().UTC()
 	s.Rotated = s.Updated
-	return s.info(name), v.set(name, &s)
+	return &s, nil
 }
 
-// set saves the vault with s under name. Callers hold mu.
+// set saves the vault with s under name. Callers hold changing.
 func (v *vault) set(name string, s *secret) error {
-	next := make(map[string]*secret, len(v.secrets)+1)
-	for n, other := range v.secrets {
-		next[n] = other
-	}
+	next := v.copied()
 	next[name] = s
 	return v.replace(next, name)
 }
 
+// copied returns a map of the secrets that there are.
+func (v *vault) copied() map[string]*secret {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	return maps.Clone(v.secrets)
+}
+
 func (v *vault) delete(name string) error {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if v.id == nil {
+	v.changing.Lock()
+	defer v.changing.Unlock()
+	if !v.open() {
 		return errShut
 	}
-	if v.secrets[name] == nil {
+	next := v.copied()
+	if next[name] == nil {
 		return errUnknownSecret
 	}
-	next := make(map[string]*secret, len(v.secrets))
-	for n, s := range v.secrets {
-		if n != name {
-			next[n] = s
-		}
-	}
+	delete(next, name)
 	return v.replace(next, name)
 }
 
-// replace saves next, makes it the vault's content and wipes the value that name had before. Callers hold mu.
+// replace saves next, makes it the vault's content and wipes the value that name had before. Callers hold changing, and
+// not mu: no use of a secret, and so no revocation, waits for the disk.
 func (v *vault) replace(next map[string]*secret, name string) error {
-	if err := v.save(next); err != nil {
+	plain, to, err := v.content(next)
+	if err != nil {
 		return err
+	}
+	defer clear(plain)
+	if err := v.write(v.path, plain, to); err != nil {
+		return fmt.Errorf("writing the vault: nothing was changed: %w", err)
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.id == nil { // closed meanwhile
+		if s := next[name]; s != nil {
+			clear(s.Value)
+		}
+		return errShut
 	}
 	old := v.secrets[name]
 	v.secrets = next

@@ -5,6 +5,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"filippo.io/age"
 
 	"tagout/internal/wire"
 )
@@ -137,5 +140,42 @@ func TestReplacedAndForgottenValuesAreWiped(t *testing.T) {
 		if strings.Trim(string(value), "\x00") != "" {
 			t.Error("a value is still in memory")
 		}
+	}
+}
+
+// TestNoRevocationWaitsForTheVaultsDisk: while a change of the vault waits for a disk that hangs, secrets are used as before
+// and a revocation is acknowledged; the change is made when the disk comes back.
+func TestNoRevocationWaitsForTheVaultsDisk(t *testing.T) {
+	t.Parallel()
+	b := newBox(t).start()
+	b.put("vendor_api", testValue, "api.vendor.test:443")
+	token := b.mint("kid1", testMark, "vendor_api")
+	hung, release := make(chan struct{}), make(chan struct{})
+	b.svc.vault.write = func(path string, plain []byte, to age.Recipient) error {
+		close(hung)
+		<-release
+		return encryptFile(path, plain, to)
+	}
+	done := make(chan error, 1)
+	go func() {
+		done <- b.call("PUT", "/v1/vault/other", wire.VaultEntry{Value: "another-s3cret", Hosts: []string{"api.vendor.test:443"}}, nil)
+	}()
+	<-hung
+	start := time.Now()
+	if got, err := b.resolve(testMark, token, "api.vendor.test", 443); err != nil || got.Value != testValue {
+		t.Errorf("a use: %v", err)
+	}
+	if err := b.call("POST", "/v1/revoke", wire.RevokeRequest{Marks: []uint32{testMark}}, nil); err != nil {
+		t.Errorf("a revocation: %v", err)
+	}
+	if took := time.Since(start); took > 2*time.Second {
+		t.Errorf("both took %v", took)
+	}
+	if _, err := b.resolve(testMark, token, "api.vendor.test", 443); err == nil {
+		t.Error("the token outlived its revocation")
+	}
+	close(release)
+	if err := <-done; err != nil || !b.svc.vault.has("other") {
+		t.Errorf("the change: %v", err)
 	}
 }
