@@ -23,6 +23,11 @@ test)
 	done
 	want node nodejs
 	want systemd-creds systemd # keeps the key of a sealed vault
+	want swtpm swtpm           # a TPM for it to be kept by; tpm2-tools for the libraries that systemd loads
+	case "$(/sbin/ldconfig -p)" in
+	*libtss2-tcti-swtpm*) ;;
+	*) need+=(libtss2-tcti-swtpm0 tpm2-tools) ;;
+	esac
 	;;
 generate)
 	want clang clang

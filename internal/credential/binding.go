@@ -64,10 +64,8 @@ func shownAt(p, at wire.Presentation) bool {
 		return headerField(at) != "" && strings.EqualFold(headerField(at), p.Name)
 	case wire.AsBearer, wire.AsBasic, wire.AsSigV4:
 		return at.As == p.As
-	case wire.AsQuery, wire.AsCookie:
+	case wire.AsQuery, wire.AsCookie, wire.AsBody: // a WebSocket's message is no body: nothing is swapped there
 		return at.As == p.As && at.Name == p.Name
-	case wire.AsBody:
-		return (at.As == wire.AsBody || at.As == wire.PlaceWebSocket) && at.Name == p.Name
 	}
 	return false
 }
