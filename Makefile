@@ -14,9 +14,10 @@ RACEPKGS := ./proxy ./dnsfilter ./killswitch ./sandboxd/events ./sandboxd/sockwa
 FUZZTIME ?= 10m
 LIVES ?= 1000
 FOR ?= 30m
+KILLS ?= 200
 export CGO_ENABLED ?= 0
 
-.PHONY: build setup demo test test-race soak-kids soak-stop soak-egress soak-credentials bench bench-egress bench-kids bench-stop bench-credentials lint generate openapi schema check-generated fuzz clean
+.PHONY: build setup demo test test-race soak-kids soak-stop soak-egress soak-audit soak-credentials bench bench-audit bench-egress bench-kids bench-stop bench-credentials lint generate openapi schema check-generated fuzz clean
 
 build: ## Build every binary, static, into build/bin
 	@mkdir -p $(BIN)
@@ -47,6 +48,13 @@ soak-egress: setup build ## Run the egress load cases at full size: 10,000 at on
 
 soak-credentials: setup build ## Use brokered secrets for FOR (default 30m; 1h is an hour), then look for them everywhere
 	TAGOUT_BIN=$(CURDIR)/$(BIN) go test -count=1 -timeout 3h -v -run '^TestSecretsNeverShow$$' ./internal/e2e -credentials.for=$(FOR)
+
+soak-audit: ## Kill a process that writes an audit log KILLS times (default 200) at random, and see that no acknowledged record is lost
+	go test -count=1 -timeout 30m -v -run '^TestNoAcknowledgedRecordIsLost$$' ./internal/audit -audit.kills=$(KILLS)
+
+bench-audit: setup build ## Measure the audit logs beside an fsync a line and beside rsyslog (build/bench/audit.json)
+	@deploy/setup.sh bench-audit
+	$(BIN)/tagout bench audit --out build/bench
 
 bench-egress: setup build ## Measure the road out beside squid, smokescreen, dnsmasq and others (build/bench/egress.json)
 	@deploy/setup.sh bench

@@ -16,6 +16,7 @@ case "${1:-}" in
 "") ;;
 test)
 	want prometheus-alertmanager prometheus-alertmanager # alerts are tested against it
+	want rsyslogd rsyslog                                # the audit log is measured beside it
 	# The clients that kids are tested with; busybox has openssl speak TLS.
 	want gpg gnupg # signs the practice archive
 	for client in curl wget busybox openssl git python3 npm iodine; do
@@ -38,6 +39,9 @@ bench)
 	[ -x /usr/lib/squid/security_file_certgen ] || need+=(squid-openssl)
 	want tinyproxy tinyproxy-bin
 	want dnsmasq dnsmasq-base
+	;;
+bench-audit)
+	want rsyslogd rsyslog
 	;;
 bench-stop)
 	[ -x /usr/bin/docker ] && [ -x /usr/sbin/dockerd ] || need+=(docker.io)

@@ -26,7 +26,7 @@ func (a *app) benchCommand() *cobra.Command {
 			})
 		},
 	}
-	cmd.AddCommand(a.benchEgressCommand(), a.benchStopCommand(), a.benchKidsCommand(), a.benchCredentialsCommand())
+	cmd.AddCommand(a.benchEgressCommand(), a.benchStopCommand(), a.benchKidsCommand(), a.benchAuditCommand(), a.benchCredentialsCommand())
 	cmd.Flags().StringVar(&bin, "bin-dir", "", "directory of the binaries (default: where tagout itself lies)")
 	cmd.Flags().StringVar(&out, "out", "build/bench", "directory in which the figures are written as JSON")
 	cmd.Flags().IntVar(&runs, "runs", 20, "how often each stop is measured")

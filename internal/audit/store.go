@@ -45,6 +45,7 @@ type store struct {
 	renamed bool       // the directories are not known to be on disk
 	distrst bool       // a sync failed: what the kernel had not written may be lost
 	notes   []Record   // to be recorded next
+	gone    uint64     // records of a directory that was removed
 
 	signed   uint64        // records that the newest checkpoint covers
 	signedAt time.Duration // CLOCK_BOOTTIME
@@ -65,8 +66,7 @@ func (s *store) Prepare() ([]Record, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.root == nil {
-		if err := s.open(); err != nil {
-			s.close()
+		if err := s.restart(); err != nil {
 			return nil, fmt.Errorf("opening the audit log %s: %w", s.path, err)
 		}
 	}
@@ -188,6 +188,8 @@ func (s *store) check() error {
 	}
 	there, err := s.root.Lstat(s.name())
 	switch {
+	case errors.Is(err, fs.ErrNotExist) && s.orphaned():
+		return s.restart()
 	case errors.Is(err, fs.ErrNotExist):
 		return s.rescue("the live file of this log was removed")
 	case err != nil:
@@ -207,6 +209,32 @@ func (s *store) check() error {
 		s.distrst = false
 		s.note(gapOf("disk", 0, fmt.Sprintf("the disk did not keep what was written: records before number %d may be missing after a crash", s.tree.n)))
 		return s.rotate()
+	}
+	return nil
+}
+
+// orphaned says whether the log's directory has no name any more.
+func (s *store) orphaned() bool {
+	info, err := s.root.Stat(".")
+	if err != nil {
+		return false
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	return ok && st.Nlink == 0
+}
+
+// restart begins a new log where the directory of this one was removed and there is one again.
+func (s *store) restart() error {
+	gone := s.gone + s.tree.n
+	s.close()
+	s.gone = gone
+	if err := s.open(); err != nil {
+		s.close()
+		return err
+	}
+	if s.gone > 0 {
+		s.note(gapOf("removed", s.gone, "the directory of this log was removed, and all records in it: a new log begins"))
+		s.gone = 0
 	}
 	return nil
 }

@@ -57,7 +57,7 @@ func (tl *testLog) sync(l *Logger) {
 	ctx, cancel := context.WithTimeout(tl.t.Context(), 20*time.Second)
 	defer cancel()
 	if err := l.Sync(ctx); err != nil {
-		tl.t.Fatal(err)
+		tl.t.Fatalf("%v; the log says %v", err, l.Err())
 	}
 }
 
