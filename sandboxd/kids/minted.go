@@ -78,7 +78,7 @@ func (m *Manager) placeMinted(_ context.Context, k *kid) error {
 // renewEvery is how often JWTs are looked for that are to be renewed; renewRetry is how long it takes after a failure.
 const (
 	renewEvery = 500 * time.Millisecond
-	renewRetry = 5 * time.Second
+	renewRetry = 2 * time.Second
 )
 
 // keepMinted puts new JWTs into kids' files before those that are there expire, until ctx ends.
