@@ -176,6 +176,25 @@ func dialAs(socket string, uid, gid int) (net.Conn, error) {
 	return net.FileConn(f)
 }
 
+// settled returns credd's resident memory once it does not fall any more: a burst of requests leaves garbage.
+func (r *credentials) settled(ctx context.Context) (float64, error) {
+	const looks, between = 8, 400 * time.Millisecond // credd looks each second whether a burst is over
+	least, same := 0.0, 0
+	for range 100 {
+		now, err := r.creddMemory()
+		if err != nil {
+			return 0, err
+		}
+		if least == 0 || now < least-0.1 {
+			least, same = now, 0
+		} else if same++; same >= looks {
+			return least, nil
+		}
+		pause(ctx, between)
+	}
+	return least, ctx.Err()
+}
+
 // creddMemory returns credd's resident memory in MB.
 func (r *credentials) creddMemory() (float64, error) {
 	layout, err := cgroup.Detect()

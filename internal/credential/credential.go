@@ -102,6 +102,8 @@ type Service struct {
 	usage   *usage
 	issuing *issuing // nil where the box is no issuer
 
+	begun atomic.Uint64 // sessions that got their tokens
+
 	closeOnce sync.Once
 	closing   chan struct{} // closed when streams are to end
 }
@@ -150,6 +152,7 @@ func (s *Service) Run(ctx context.Context) {
 	}()
 	go s.awaitTags(ctx)
 	go s.expire(ctx)
+	go s.trim(ctx)
 	if s.issuing != nil {
 		go s.rotateInTime(ctx)
 	}

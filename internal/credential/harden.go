@@ -1,10 +1,12 @@
 package credential
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"runtime"
 	"runtime/debug"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -38,4 +40,28 @@ func Harden(log *slog.Logger) error {
 		log.Warn("memory is not locked, so secrets may reach the swap: give credd CAP_IPC_LOCK or encrypt the swap", "error", err)
 	}
 	return nil
+}
+
+// burst is how many sessions, begun without a pause, leave garbage worth collecting at once.
+const burst = 1000
+
+// trim gives back, once a burst of new sessions is over, the memory that its requests took; until ctx ends. Left alone
+// it would stay resident for long: garbage is collected seldom here.
+func (s *Service) trim(ctx context.Context) {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	var seen, trimmed uint64
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		begun := s.begun.Load()
+		if begun == seen && begun-trimmed >= burst {
+			debug.FreeOSMemory()
+			trimmed = begun
+		}
+		seen = begun
+	}
 }

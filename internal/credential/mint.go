@@ -26,6 +26,7 @@ func (s *Service) mint(w http.ResponseWriter, r *http.Request) {
 		no.write(w)
 		return
 	}
+	s.begun.Add(1)
 	s.cfg.Metrics.Minted(len(tokens))
 	s.countHeld()
 	control.Reply(w, wire.MintReply{Tokens: tokens, Renew: renew})
