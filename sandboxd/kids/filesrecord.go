@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"strconv"
-	"strings"
 	"time"
 
 	"tagout/internal/audit"
@@ -23,7 +22,8 @@ var listLimits = manifest.Limits{Time: 250 * time.Millisecond, Entries: 4096, De
 
 const (
 	listWait   = 400 * time.Millisecond
-	listInEach = 50 // entries in one record
+	listInEach = 50      // entries in one record, at most
+	listBytes  = 6 << 10 // of the entries in one record, the last left out: the log would cut a longer text
 )
 
 // places are the file systems in which the kid may write, while its first process is there.
@@ -122,15 +122,17 @@ func (m *Manager) recordListing(k *kid) map[string]string {
 		return map[string]string{"manifest_left_out": "all: listing the files took too long"}
 	}
 	sum := sha256.New()
-	for at := 0; at < len(list.Entries); at += listInEach {
-		some := list.Entries[at:min(at+listInEach, len(list.Entries))]
-		text := strings.Join(some, "\n") + "\n"
+	for at := 0; at < len(list.Entries); {
+		first, text := at+1, ""
+		for ; at < len(list.Entries) && at+1-first < listInEach && len(text) < listBytes; at++ {
+			text += list.Entries[at] + "\n"
+		}
 		if m.cfg.Redact != nil {
 			text = m.cfg.Redact(text)
 		}
 		sum.Write([]byte(text))
 		m.log(k, audit.Record{Event: audit.EventFileManifest, Outcome: audit.OutcomeOK, Fields: map[string]string{
-			"entries": text, "first": strconv.Itoa(at + 1), "of": strconv.Itoa(len(list.Entries)),
+			"entries": text, "first": strconv.Itoa(first), "of": strconv.Itoa(len(list.Entries)),
 		}})
 	}
 	out := map[string]string{"manifest_sha256": hex.EncodeToString(sum.Sum(nil)), "manifest_entries": strconv.Itoa(len(list.Entries))}

@@ -62,7 +62,7 @@ func (m *Manifest) Left() string {
 // Reasons for leaving something out.
 const (
 	leftEntries    = "entries"    // directories of which not all was listed
-	leftDepth      = "depth"      // directories that lie too deep
+	leftDepth      = "depth"      // directories that lie too deep, or below names too long to be given to the kernel
 	leftTime       = "time"       // directories and hashes for which no time was left
 	leftBytes      = "bytes"      // hashes of files that are too big
 	leftUnreadable = "unreadable" // what could not be opened
@@ -115,8 +115,15 @@ func (e *entry) line() string {
 	if sum == "" {
 		sum = "-"
 	}
-	return fmt.Sprintf("%s %d %s %s", e.mode, e.size, sum, audit.Shown(e.name))
+	name := e.name
+	if len(name) > maxName {
+		name = name[:maxName/2] + "…" + name[len(name)-maxName/2:]
+	}
+	return fmt.Sprintf("%s %d %s %s", e.mode, e.size, sum, audit.Shown(name))
 }
+
+// maxName is how much of a name an entry has, in bytes. Of a longer one it has both ends.
+const maxName = 1 << 10
 
 // open opens what the kid made: beneath the top, through no link, waiting for nothing.
 func (w *walk) open(at string, flags uint64) (*os.File, error) {
@@ -146,6 +153,10 @@ func (w *walk) dir(at, name string, depth int) {
 	f, err := w.open(at, unix.O_RDONLY|unix.O_DIRECTORY)
 	if errors.Is(err, fs.ErrNotExist) && depth == 0 {
 		return // a part that was never there
+	}
+	if errors.Is(err, unix.ENAMETOOLONG) {
+		w.out.LeftOut[leftDepth]++
+		return
 	}
 	if err != nil {
 		w.out.LeftOut[leftUnreadable]++

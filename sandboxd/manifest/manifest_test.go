@@ -89,6 +89,27 @@ func TestBoundsOfTheWork(t *testing.T) {
 	if m := list(t, dir, roomy); m.Left() != "depth 1" || len(m.Entries) != 21 {
 		t.Errorf("a deep tree: left out %q, %d entries", m.Left(), len(m.Entries))
 	}
+	long := t.TempDir()
+	at, err := unix.Open(long, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	must(t, err)
+	for range 19 { // 19 times 220 is more than the kernel takes as one path
+		name := strings.Repeat("d", 220)
+		must(t, unix.Mkdirat(at, name, 0o700))
+		below, err := unix.Openat(at, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+		must(t, err)
+		must(t, unix.Close(at))
+		at = below
+	}
+	must(t, unix.Close(at))
+	m := list(t, long, roomy)
+	if m.Left() != "depth 1" || len(m.Entries) != 19 {
+		t.Errorf("long names: left out %q, %d entries", m.Left(), len(m.Entries))
+	}
+	for _, e := range m.Entries {
+		if len(e) > maxName+100 {
+			t.Errorf("an entry of %d bytes", len(e))
+		}
+	}
 	wide := t.TempDir()
 	for i := range 1500 {
 		must(t, os.WriteFile(filepath.Join(wide, fmt.Sprint(i)), nil, 0o600))
@@ -100,7 +121,7 @@ func TestBoundsOfTheWork(t *testing.T) {
 	must(t, os.WriteFile(filepath.Join(big, "a-big"), bytes.Repeat([]byte{1}, 900<<10), 0o600))
 	must(t, os.WriteFile(filepath.Join(big, "b-big"), bytes.Repeat([]byte{1}, 800<<10), 0o600))
 	must(t, os.WriteFile(filepath.Join(big, "small"), []byte("x"), 0o600))
-	m := list(t, big, roomy)
+	m = list(t, big, roomy)
 	if m.Left() != "bytes 1" || !strings.Contains(text(m), sum("x")) || !strings.Contains(text(m), "- /workspace/a-big") {
 		t.Errorf("big files: left out %q of\n%s", m.Left(), text(m))
 	}
