@@ -88,14 +88,18 @@ const (
 	EventOrderRefused   = "order.refused"        // a signed order that is not carried out
 	EventProofPassed    = "proof.passed"         // killswitchd's, of its own layers
 	EventProofFailed    = "proof.failed"
-	EventTripped        = "trip.fired"     // a trip rule stopped a kid
-	EventExecSeen       = "exec.seen"      // a kid started a program that a trip rule forbids
-	EventWriteSeen      = "write.seen"     // a kid wrote a file outside its scratch places
-	EventAlertDropped   = "alert.dropped"  // attempts that a receiver of alerts will not be told of
-	EventLeaseWithheld  = "lease.withheld" // by sandboxd: something is not well
-	EventLeaseRenewed   = "lease.renewed"  // after it was withheld, or because it starts anew
-	EventLeaseExpired   = "lease.expired"  // and kids were stopped
-	EventKidKilled      = "kid.killed"     // by sandboxd itself, because killswitchd stayed away
+	EventTripped        = "trip.fired"          // a trip rule stopped a kid
+	EventExecSeen       = "exec.seen"           // a kid started a program that a trip rule forbids
+	EventWriteSeen      = "write.seen"          // a kid wrote a file outside its scratch places
+	EventAlertDropped   = "alert.dropped"       // attempts that a receiver of alerts will not be told of
+	EventLeaseWithheld  = "lease.withheld"      // by sandboxd: something is not well
+	EventLeaseRenewed   = "lease.renewed"       // after it was withheld, or because it starts anew
+	EventLeaseMinted    = "lease.minted"        // a secret, from a provider
+	EventLeaseLost      = "lease.lost"          // it could not be renewed
+	EventLeaseRevoked   = "lease.revoked"       // the provider says so
+	EventRevokeFailed   = "lease.revoke-failed" // the first try, or all of them
+	EventLeaseExpired   = "lease.expired"       // and kids were stopped
+	EventKidKilled      = "kid.killed"          // by sandboxd itself, because killswitchd stayed away
 )
 
 // FieldCounted is the field of a gap record whose events are counted in other records all the same; it says in which.

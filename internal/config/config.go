@@ -53,6 +53,8 @@ type Box struct {
 	Audit         Audit       // how the logs are kept
 	SpawnSigned   bool        // making a kid takes a signature
 
+	Providers []Provider // that secrets are leased from; each name once
+
 	TokenLifetime time.Duration // the longest that a session's tokens live; zero: TokenLifetime, the default
 }
 
@@ -86,6 +88,7 @@ type boxFile struct {
 	Leases        leasesFile        `yaml:"leases,omitempty"`
 	Spawn         spawnFile         `yaml:"spawn,omitempty"`
 	Tokens        tokensFile        `yaml:"tokens,omitempty"`
+	Providers     []providerFile    `yaml:"providers,omitempty"`
 	API           *apiFile          `yaml:"api,omitempty"`
 	Issuer        *issuerFile       `yaml:"issuer,omitempty"`
 	Audit         *auditFile        `yaml:"audit,omitempty"`
@@ -101,6 +104,9 @@ func (b *Box) Marshal() ([]byte, error) {
 	}
 	for _, a := range b.Authorities {
 		f.Authorities = append(f.Authorities, a.file())
+	}
+	for _, p := range b.Providers {
+		f.Providers = append(f.Providers, p.file())
 	}
 	for _, s := range b.Alerts {
 		f.Alerts = append(f.Alerts, s.file())
