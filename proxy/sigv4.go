@@ -133,11 +133,15 @@ func (s *swap) signAWS() *refusal {
 	}
 	signed := s.toSign()
 	signer := v4.NewSigner(func(o *v4.SignerOptions) { o.DisableURIPathEscaping = s.aws.service == "s3" }) // a signer keeps the keys that it made
-	key := aws.Credentials{AccessKeyID: s.aws.reply.Present.User, SecretAccessKey: s.aws.reply.Value}
+	key := aws.Credentials{AccessKeyID: s.aws.reply.Present.User, SecretAccessKey: s.aws.reply.Value, SessionToken: s.aws.reply.SessionToken}
 	if err := signer.SignHTTP(context.Background(), key, signed, hash, s.aws.service, s.aws.region, time.Now()); err != nil {
 		return &refusal{reason.Internal, "signing the request: " + oneLine(err), s.x.rule}
 	}
 	r.Header["Authorization"], r.Header["X-Amz-Date"] = signed.Header["Authorization"], signed.Header["X-Amz-Date"]
+	if with := s.aws.reply.SessionToken; with != "" { // of temporary keys
+		r.Header.Set("X-Amz-Security-Token", with)
+		s.x.swapped = append(s.x.swapped, secret{s.aws.reply.Secret, with})
+	}
 	r.URL.RawQuery = signed.URL.RawQuery // in the order and spelling that were signed
 	if _, signature, ok := strings.Cut(r.Header.Get("Authorization"), "Signature="); ok {
 		s.x.swapped = append(s.x.swapped, secret{s.aws.reply.Secret, signature}) // errors of AWS show it

@@ -92,6 +92,8 @@ func refusal(err error) error {
 		return &kids.Error{Kind: kids.Invalid, Reason: said.Problem.Reason, Err: err}
 	case http.StatusLocked:
 		return &kids.Error{Kind: kids.Tagged, Reason: said.Problem.Reason, Err: err}
+	case http.StatusBadGateway: // a provider gives no lease
+		return &kids.Error{Kind: kids.Unavailable, Reason: said.Problem.Reason, Err: err}
 	}
 	return err
 }

@@ -45,6 +45,7 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 	prints, err := audit.NewPrints(save, func(err error) {
 		d.Log.Error("values that were learned now may stand in others' records", "error", err)
 	})
+	lessors, err := lessors(d.Box)
 	if err != nil {
 		return err
 	}
@@ -65,6 +66,7 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 		Audit: recorder{d.Audit, prints}, Metrics: metrics.NewCredd(d.Metrics), Log: d.Log, Boottime: bootclock.Now, Unlock: key,
 		Lifetime: cmp.Or(d.Box.TokenLifetime, config.TokenLifetime),
 		Issuer:   issuerConfig(d.Box.Issuer),
+		Lessors:  lessors,
 	})
 	if err != nil {
 		return err

@@ -20,7 +20,9 @@ type app struct {
 	out      io.Writer
 	err      io.Writer
 	silence  time.Duration // how long a stop may go without a word
-	running  bool          // a command has begun: errors from here on are not about its usage
+	// leaseWait is how long a stop waits, after its layers, for providers to revoke leases.
+	leaseWait time.Duration
+	running   bool // a command has begun: errors from here on are not about its usage
 }
 
 // run runs one command line and returns its exit code.
@@ -73,7 +75,7 @@ stopped.`,
 		a.doctorCommand(), a.setupCommand(), a.upCommand(), a.cleanupCommand(), a.statusCommand(), a.proveCommand(),
 		a.cardCommand(), a.policyCommand(), a.approveCommand(), a.spawnCommand(), a.runCommand(), a.execCommand(), a.execsCommand(), a.attachCommand(), a.endCommand(), a.listCommand(), a.logsCommand(), a.statsCommand(), a.destroyCommand(), a.lessonsCommand(),
 		a.pauseCommand(), a.resumeCommand(),
-		a.stopCommand(), a.tagsCommand(), a.releaseCommand(), a.orderCommand(), a.keyCommand(), a.vaultCommand(), a.tokenCommand(), a.issuerCommand(), a.timelineCommand(), a.auditCommand(), a.evidenceCommand(),
+		a.stopCommand(), a.tagsCommand(), a.releaseCommand(), a.orderCommand(), a.keyCommand(), a.vaultCommand(), a.tokenCommand(), a.leasesCommand(), a.issuerCommand(), a.timelineCommand(), a.auditCommand(), a.evidenceCommand(),
 		a.grantCommand(), a.grantsCommand(), a.ungrantCommand(), a.openapiCommand(),
 		a.putCommand(), a.getCommand(), a.lsCommand(), a.apikeyCommand(), a.mcpCommand(),
 		a.imageCommand(), a.drillCommand(), a.containCommand(), a.demoCommand(), a.benchCommand(), a.versionCommand(),

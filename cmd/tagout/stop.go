@@ -27,6 +27,10 @@ tag: while it hangs, nothing in that scope spawns, runs, connects or gets a toke
 goes straight to killswitchd and needs no other daemon. It ends with 0 only if the
 stop was observed complete, with 5 if it was ordered and something was not seen.
 
+What the kids had leased from providers is revoked there once the layers are done. The
+command waits a little for that and names what a provider still takes; it then ends with
+5 as well. "tagout leases ls" shows what became of it.
+
 Root on the box may stop without a key, in any name; the tag then says that nobody
 signed. With --key the order is signed, and whoever signed can take the tag off alone.`,
 		Args: cobra.NoArgs,
@@ -65,6 +69,7 @@ signed. With --key the order is signed, and whoever signed can take the tag off 
 	cmd.Flags().StringSliceVar(&layers, "layer", nil, "session, network or credential; may be given again (default: all three)")
 	cmd.Flags().StringVar(&req.By, "by", "", "who orders it (with --key: whose key it is)")
 	cmd.Flags().StringVar(&req.Reason, "reason", "", "why")
+	cmd.Flags().DurationVar(&a.leaseWait, "wait-leases", leaseWait, "how long providers are given, after the layers, to revoke what the kids had leased")
 	sign.flags(cmd)
 	return cmd
 }
@@ -127,7 +132,11 @@ func (a *app) give(cmd *cobra.Command, route string, order any) error {
 	if out.released != nil {
 		return a.showRelease(*out.released)
 	}
-	return a.judgeStop(out)
+	if err := a.judgeStop(out); err != nil {
+		a.showLeases(cmd, out.final) // the layers say how the stop ended
+		return err
+	}
+	return a.showLeases(cmd, out.final)
 }
 
 // heard takes one line of an answer.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/http"
@@ -59,13 +60,13 @@ func (a *app) vaultListCommand() *cobra.Command {
 				return a.printJSON(infos)
 			}
 			w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
-			fmt.Fprintln(w, "NAME\tHOSTS\tAS\tMETHODS\tPATHS\tVERSION\tUPDATED")
+			fmt.Fprintln(w, "NAME\tHOSTS\tAS\tMETHODS\tPATHS\tLEASE\tVERSION\tUPDATED")
 			for _, i := range infos {
 				hosts := strings.Join(i.Hosts, ",")
 				if i.Canary {
 					hosts = "(canary)"
 				}
-				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%s\n", i.Name, hosts, asText(i.Present), orAny(i.Methods), orAny(i.Paths), i.Version, i.Updated.Format(time.RFC3339))
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\n", i.Name, hosts, asText(i.Present), orAny(i.Methods), orAny(i.Paths), cmp.Or(i.Lease, "-"), i.Version, i.Updated.Format(time.RFC3339))
 			}
 			return w.Flush()
 		},

@@ -29,7 +29,7 @@ func (a *app) vaultSetCommand() *cobra.Command {
 	var ports []uint
 	var as, file string
 	cmd := &cobra.Command{
-		Use:     "set NAME --host HOST:PORT",
+		Use:     "set NAME --host HOST:PORT [--lease PROVIDER/ROLE]",
 		Aliases: []string{"put"},
 		Short:   "Put the secret that standard input holds into the vault, for what is named only",
 		Long: `Put a secret into the vault. ` + valueHelp + `
@@ -38,7 +38,11 @@ func (a *app) vaultSetCommand() *cobra.Command {
   header:NAME  bearer  basic  basic:USER  query:NAME  cookie:NAME
   sigv4:ACCESSKEYID   signs the request as AWS wants it
   body:FIELD          a field of a JSON or form body, dotted for a deeper one
-Left out, it is the value of any header field.`,
+Left out, it is the value of any header field.
+
+With --lease no value is read: each session that is granted the secret gets a lease of
+its own from a provider of the box's configuration, which is revoked when it ends. With
+it write sigv4 alone: the access key's id comes with the lease.`,
 		Args: secretName,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var err error
@@ -49,8 +53,12 @@ Left out, it is the value of any header field.`,
 				return usage(errors.New("--host is needed: a secret is bound to the hosts that it is for, as name:port"))
 			}
 			e.Present = readAs(as)
-			if e.Value, err = a.readSecret(file); err != nil {
-				return usage(err)
+			if e.Lease == "" {
+				if e.Value, err = a.readSecret(file); err != nil {
+					return usage(err)
+				}
+			} else if file != "" {
+				return usage(errors.New("--lease and --file exclude each other: a leased secret has no value of its own"))
 			}
 			var info wire.VaultInfo
 			if err := a.call(cmd, instance.Credd, http.MethodPut, secretRoute(args[0]), e, &info); err != nil {
@@ -65,6 +73,7 @@ Left out, it is the value of any header field.`,
 	cmd.Flags().StringSliceVar(&e.Methods, "method", nil, "only in requests with this method; may be given again")
 	cmd.Flags().StringArrayVar(&e.Paths, "path", nil, "only in requests for this path, such as /v1/*; may be given again")
 	cmd.Flags().StringVar(&file, "file", "", "read the value from this file (default: standard input)")
+	cmd.Flags().StringVar(&e.Lease, "lease", "", "PROVIDER/ROLE that each session leases it from, instead of a value")
 	cmd.Flags().BoolVar(&e.Canary, "canary", false, "a honeytoken: nobody has a reason to use it, so a trip rule on canaries stops whoever does")
 	return cmd
 }
@@ -98,6 +107,8 @@ func (a *app) showSecret(i wire.VaultInfo, what string) error {
 		return a.printJSON(i)
 	case i.Canary:
 		a.printf("secret %s %s as a canary (version %d): every use is refused, and trips the rules on it\n", i.Name, what, i.Version)
+	case i.Lease != "":
+		a.printf("secret %s %s (version %d): each session leases its own from %s, for %s as %s\n", i.Name, what, i.Version, i.Lease, strings.Join(i.Hosts, ", "), asText(i.Present))
 	default:
 		a.printf("secret %s %s (version %d), for %s as %s\n", i.Name, what, i.Version, strings.Join(i.Hosts, ", "), asText(i.Present))
 	}

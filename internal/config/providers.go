@@ -175,7 +175,7 @@ func readProviders(v yamlx.Value) []Provider {
 			continue
 		}
 		p := Provider{
-			Timeout:     readDuration(m.Get("timeout"), "timeout", DefaultProviderTimeout, 100*time.Millisecond, 10*time.Second),
+			Timeout:     readDuration(m.Get("timeout"), "timeout", DefaultProviderTimeout, 100*time.Millisecond, 5*time.Second),
 			MaxLifetime: readDuration(m.Get("maxLifetime"), "maxLifetime", DefaultMaxLifetime, time.Minute, 31*24*time.Hour),
 			Addresses:   readProviderAddresses(m.Get("addresses")), CA: readPath(m.Get("ca")),
 		}

@@ -76,6 +76,7 @@ type Config struct {
 	// nothing was handed over. Open wipes it.
 	Unlock   []byte
 	Lifetime time.Duration    // the longest that a session's tokens may live; 0: as long as the session
+	Lessors  []Lessor         // that secrets are leased from, each name once; may be empty
 	Issuer   *IssuerConfig    // nil: the box issues no tokens of its own
 	Walltime func() time.Time // for what is said to others; nil: time.Now
 }
@@ -101,6 +102,7 @@ type Service struct {
 	onOpen  []func() error
 	usage   *usage
 	issuing *issuing // nil where the box is no issuer
+	leasing *leasing
 
 	begun atomic.Uint64 // sessions that got their tokens
 
@@ -138,6 +140,10 @@ func Open(cfg Config) (*Service, error) {
 			return nil, err
 		}
 	}
+	s.leasing = newLeasing(cfg, s.vault)
+	if err := s.whenOpen(s.leasing.keeper.Load); err != nil {
+		return nil, err
+	}
 	s.reportBadLines(revoked.bad)
 	return s, nil
 }
@@ -161,6 +167,7 @@ func (s *Service) Run(ctx context.Context) {
 	if s.issuing != nil {
 		s.issuing.keys().Wipe()
 	}
+	s.leasing.keeper.Close(leaveLeases)
 	s.vault.close()
 	s.ledger.close()
 }

@@ -32,6 +32,7 @@ func (s *Service) Routes(mux *http.ServeMux) {
 	mux.HandleFunc("POST /v1/vault-unlock", control.Admit(s.unlockVault, p.Root))
 	mux.HandleFunc("POST /v1/vault-seal", control.Admit(s.sealVault, p.Root))
 	mux.HandleFunc("GET /v1/vault-state", control.Admit(s.vaultState, p.Root))
+	mux.HandleFunc("GET /v1/leases", control.Admit(s.listLeases, p.Root))
 	mux.HandleFunc("GET /v1/vault", control.Admit(s.listSecrets, p.Root))
 	s.issuerRoutes(mux)
 	mux.HandleFunc("DELETE /v1/vault/{name}", control.Admit(s.deleteSecret, p.Root))

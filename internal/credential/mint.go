@@ -9,6 +9,7 @@ import (
 
 	"tagout/internal/audit"
 	"tagout/internal/control"
+	"tagout/internal/leased"
 	"tagout/internal/reason"
 	"tagout/internal/wire"
 )
@@ -40,11 +41,23 @@ func (s *Service) mintTokens(ctx context.Context, req *wire.MintRequest) (tokens
 	if no := s.checkMint(req); no != nil {
 		return nil, 0, no
 	}
+	leases, no := s.leaseFor(ctx, req)
+	if no != nil {
+		return nil, 0, no
+	}
+	if tokens, renew, no = s.commitMint(ctx, req, leases); no != nil {
+		leases.Drop()
+	}
+	return tokens, renew, no
+}
+
+// commitMint makes the tokens, once what they stand for is there.
+func (s *Service) commitMint(ctx context.Context, req *wire.MintRequest, leases *leased.Set) (tokens map[string]string, renew time.Duration, no *refusal) {
 	epoch := s.tokens.begin() // before the question: a revocation of everything in between spoils the answer
 	if no := s.askTags(ctx, req); no != nil {
 		return nil, 0, no
 	}
-	h := &holder{kid: req.Kid, session: req.Session, card: req.Card, mark: req.Mark}
+	h := &holder{kid: req.Kid, session: req.Session, card: req.Card, mark: req.Mark, leases: leases}
 	if no := s.prepareMinted(req, h); no != nil {
 		return nil, 0, no
 	}
@@ -101,6 +114,8 @@ func (s *Service) checkMint(req *wire.MintRequest) *refusal {
 			return refuse(http.StatusBadRequest, reason.Malformed, "minting: secret %q is named twice", secret.Name)
 		case s.denied(secret.Name):
 			return refuse(http.StatusForbidden, reason.SecretDenied, "minting: secret %q can never be granted to a kid: take it off the card", secret.Name)
+		case s.leasing.own[secret.Name] != "":
+			return refuse(http.StatusForbidden, reason.SecretDenied, "minting: secret %q is what credd calls the provider %s with, and can never be granted to a kid: take it off the card", secret.Name, s.leasing.own[secret.Name])
 		case !s.vault.has(secret.Name):
 			return refuse(http.StatusNotFound, reason.SecretUnknown, "minting: the vault holds no secret called %q: put it there with `tagout vault set`, or take it off the card", secret.Name)
 		}

@@ -100,7 +100,11 @@ func (s *Service) renew(w http.ResponseWriter, r *http.Request) {
 // valueOf returns what the proxy puts in the place of a token: a JWT where m is not nil, the vault's value otherwise.
 func (s *Service) valueOf(g grant, m *minting, hostport string, req *wire.ResolveRequest, u *used) (wire.ResolveReply, error) {
 	if m == nil {
-		return s.vault.value(g.secret, hostport, req)
+		reply, err := s.vault.value(g.secret, hostport, req)
+		if err != nil {
+			return reply, err
+		}
+		return s.leasing.value(g, reply)
 	}
 	if m.want.Inside {
 		return wire.ResolveReply{}, &errNotFor{scopeHost, "the token " + g.secret + " is for the kid itself, and not for the proxy"}

@@ -56,5 +56,8 @@ func (s *Service) settleRevocation(tokens int, g gone, why, actor string, took t
 			Actor: actor, Outcome: audit.OutcomeOK, Detail: why})
 	}
 	s.tokens.clear(g.holders)
+	for _, h := range g.holders { // the issuers are asked after the acknowledgement, and nobody waits for them
+		s.leasing.keeper.End(h.session, "")
+	}
 	s.countHeld()
 }

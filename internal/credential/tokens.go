@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"tagout/internal/leased"
 	"tagout/internal/wire"
 )
 
@@ -45,6 +46,7 @@ type holder struct {
 	expires            time.Duration       // CLOCK_BOOTTIME; 0 = with the session
 	left               int                 // tokens that are valid; guarded by the table's mu
 	mints              map[string]*minting // those of secrets that are tokens of the box's own issuer
+	leases             *leased.Set         // nil: none
 }
 
 // grant is what one token stands for.

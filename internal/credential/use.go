@@ -91,6 +91,8 @@ func (s *Service) use(req *wire.ResolveRequest) (wire.ResolveReply, used, *refus
 	switch {
 	case errors.As(err, &not):
 		return scoped(not.scope, "%s", not.detail)
+	case errors.Is(err, errNoLease):
+		return wire.ResolveReply{}, u, refuse(http.StatusForbidden, reason.LeaseFailed, "%v", err)
 	case err != nil && m != nil:
 		return wire.ResolveReply{}, u, refuse(http.StatusInternalServerError, reason.Internal, "making a JWT for %s: %v", g.secret, err)
 	case err != nil:

@@ -62,7 +62,8 @@ type secret struct {
 	Value []byte `json:"value"`
 	binding
 	Canary  bool      `json:"canary,omitempty"`
-	Version uint64    `json:"version"` // from 1
+	Lease   string    `json:"lease,omitempty"` // PROVIDER/ROLE; Value is empty then
+	Version uint64    `json:"version"`         // from 1
 	Updated time.Time `json:"updated"`
 	Rotated time.Time `json:"rotated,omitzero"`
 }
@@ -147,7 +148,7 @@ func (v *vault) put(name string, e wire.VaultEntry) (wire.VaultInfo, error) {
 	v.addSecret(e.Value)
 	v.changing.Lock()
 	defer v.changing.Unlock()
-	s := &secret{Value: []byte(e.Value), binding: b, Canary: e.Canary, Version: 1, Updated: time.Now().UTC()}
+	s := &secret{Value: []byte(e.Value), binding: b, Canary: e.Canary, Lease: e.Lease, Version: 1, Updated: time.Now().UTC()}
 	if err := v.follow(name, s); err != nil {
 		return wire.VaultInfo{}, err
 	}
@@ -158,7 +159,7 @@ func (v *vault) put(name string, e wire.VaultEntry) (wire.VaultInfo, error) {
 func (v *vault) follow(name string, s *secret) error {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	if err := v.twin(name, string(s.Value)); err != nil {
+	if err := v.twin(name, string(s.Value)); err != nil && s.Lease == "" { // what is leased has no value of its own
 		return err
 	}
 	if old := v.secrets[name]; old != nil {
@@ -192,6 +193,9 @@ func (v *vault) rotated(name, value string) (*secret, error) {
 	old := v.secrets[name]
 	if old == nil {
 		return nil, errUnknownSecret
+	}
+	if old.Lease != "" {
+		return nil, &badEntry{"this secret is leased from " + old.Lease + " for each session, and has no value to rotate"}
 	}
 	if string(old.Value) == value {
 		return nil, &badEntry{"this is the value that the secret has already: nothing was rotated"}
@@ -318,7 +322,7 @@ func (v *vault) list() []wire.VaultInfo {
 
 // info describes the secret without its value.
 func (s *secret) info(name string) wire.VaultInfo {
-	return wire.VaultInfo{Name: name, Hosts: slices.Clone(s.Hosts), Canary: s.Canary, Present: s.Present, Methods: slices.Clone(s.Methods),
+	return wire.VaultInfo{Name: name, Hosts: slices.Clone(s.Hosts), Canary: s.Canary, Lease: s.Lease, Present: s.Present, Methods: slices.Clone(s.Methods),
 		Paths: slices.Clone(s.Paths), Version: s.Version, Updated: s.Updated, Rotated: s.Rotated}
 }
 
@@ -347,6 +351,9 @@ func (e *badEntry) Error() string { return e.text }
 func checkEntry(name string, e wire.VaultEntry) (binding, error) {
 	if !secretNameRE.MatchString(name) {
 		return binding{}, &badEntry{"a secret's name is 1 to 64 letters, digits, dots, dashes and underscores, starting with a letter"}
+	}
+	if e.Lease != "" {
+		return checkLeased(e)
 	}
 	if err := checkValue(e.Value); err != nil {
 		return binding{}, err

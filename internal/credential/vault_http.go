@@ -18,6 +18,10 @@ func (s *Service) putSecret(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	name := r.PathValue("name")
+	if err := s.leasing.knows(e.Lease); err != nil {
+		s.changeVault(w, r, name, "put", wire.VaultInfo{}, err)
+		return
+	}
 	info, err := s.vault.put(name, e)
 	s.changeVault(w, r, name, "put", info, err)
 }

@@ -93,6 +93,7 @@ const (
 	LooksLikeKey    Code = 111 // what a kid is given looks like a long-lived key
 	VaultSealed     Code = 110 // nobody has opened the vault
 	AuditSpace      Code = 120 // the disk of the audit logs is nearly full
+	LeaseFailed     Code = 112 // a provider gave no lease, or the lease is over
 )
 
 // Info describes a code for people.
@@ -185,6 +186,7 @@ var table = map[Code]Info{
 	ImageInUse:      {"image-in-use", "a kid uses the image", "destroy the kid first"},
 	OutOfMemory:     {"out-of-memory", "the kid used all the memory of its card, and all of it was killed", "spawn another, with a larger limits.memory"},
 	LooksLikeKey:    {"looks-like-key", "what the kid would be given looks like a long-lived key", "put it into the vault; where it is none, say so in the card's identity.notKeys"},
+	LeaseFailed:     {"lease-failed", "a secret that is leased from a provider is not to be had, or its lease is over", "see the detail and `tagout leases ls`: the provider may be down"},
 	CrossOrigin:     {"cross-origin", "a web page of another address asks", "call from a program, or from a page of the same address"},
 	VaultSealed:     {"vault-sealed", "the vault is sealed, and nobody has opened it", "open it with `tagout vault unlock`"},
 	AuditSpace:      {"audit-space", "the disk of the audit logs is nearly full, and nothing runs that cannot be recorded", "make room on the disk, or remove what else lies there"},

@@ -36,6 +36,9 @@ type VaultEntry struct {
 	Present Presentation `json:"present,omitzero"`
 	Methods []string     `json:"methods,omitempty"` // in capitals; empty: any
 	Paths   []string     `json:"paths,omitempty"`   // patterns as egress rules have them; empty: any
+	// Lease is "PROVIDER/ROLE" of the box's configuration: each session gets a lease of its own instead of Value, which is
+	// then empty.
+	Lease string `json:"lease,omitempty"`
 }
 
 // RotateRequest replaces a secret's value. Where it may be shown, and the tokens that stand for it, stay as they are.
@@ -51,7 +54,8 @@ type VaultInfo struct {
 	Present Presentation `json:"present,omitzero"`
 	Methods []string     `json:"methods,omitempty"`
 	Paths   []string     `json:"paths,omitempty"`
-	Version uint64       `json:"version"` // from 1; grows with every new value or binding
+	Lease   string       `json:"lease,omitempty"` // PROVIDER/ROLE, where each session gets a lease of its own
+	Version uint64       `json:"version"`         // from 1; grows with every new value or binding
 	Updated time.Time    `json:"updated"`
 	Rotated time.Time    `json:"rotated,omitzero"` // when its value was last replaced, the binding kept
 }

@@ -27,6 +27,7 @@
 //	               POST   /v1/vault/{name}/rotate  RotateRequest -> VaultInfo; only uid 0
 //	               GET    /v1/vault                []VaultInfo, never a value; only uid 0
 //	               DELETE /v1/vault/{name}         only uid 0
+//	               GET    /v1/leases               []Leased, never a value; only uid 0
 //	               GET    /v1/vault-state          VaultState; only uid 0
 //	               POST   /v1/vault-unlock         UnlockRequest -> VaultState; only uid 0
 //	               POST   /v1/vault-seal           SealRequest -> VaultState; only uid 0
@@ -429,6 +430,8 @@ type ResolveReply struct {
 	Value   string       `json:"value"`
 	Present Presentation `json:"present,omitzero"` // how the value is to stand in the request
 	Minted  bool         `json:"minted,omitempty"` // the value is a JWT that was made for minutes
+	// SessionToken goes with temporary keys that requests are signed with (X-Amz-Security-Token); empty: with none.
+	SessionToken string `json:"session_token,omitempty"`
 }
 
 // RevokeRequest revokes whole sessions, or all of them.

@@ -51,6 +51,7 @@ type Config struct {
 // Deadlines of single questions to other daemons. Monotonic, like all of the package's.
 const (
 	askTimeout      = 2 * time.Second
+	mintTimeout     = 12 * time.Second // of a session with secrets: credd gives their providers 10
 	teardownTimeout = 15 * time.Second
 	retryTeardown   = 2 * time.Second
 )

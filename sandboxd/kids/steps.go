@@ -141,7 +141,11 @@ func (m *Manager) eachPoint(ctx context.Context, ask func(context.Context, Polic
 }
 
 func (m *Manager) mintTokens(ctx context.Context, k *kid) error {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	within := askTimeout
+	if len(k.rec.Session.Secrets) > 0 {
+		within = mintTimeout
+	}
+	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	if k.rec.Plan.Proof {
 		m.mintProof(ctx, k)
