@@ -6,6 +6,7 @@ import (
 	"path"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -408,6 +409,42 @@ func readPermissions(v yamlx.Value) map[string]string {
 	}
 	if len(out) == 0 {
 		v.Refuse("name the permissions", "without them the token is good for all of the app's")
+	}
+	return out
+}
+
+// Called is a place that credd may call.
+type Called struct {
+	Addr netip.Addr // zero: wherever the provider's name leads
+	Port uint16
+	DNS  bool // a resolver, over UDP and TCP
+}
+
+// Called returns what credd may call: the providers, and the resolvers where they say where a provider is.
+func (b *Box) Called() []Called {
+	var out []Called
+	asks := false
+	for _, p := range b.Providers {
+		for i, at := range p.Hosts() {
+			_, port, _ := strings.Cut(at, ":")
+			n, err := strconv.ParseUint(port, 10, 16)
+			if err != nil {
+				continue // Parse has refused it
+			}
+			if i > 0 || len(p.Addresses) == 0 { // the addresses are those of the URL's own host
+				asks = true
+				out = append(out, Called{Port: uint16(n)})
+				continue
+			}
+			for _, a := range p.Addresses {
+				out = append(out, Called{Addr: a, Port: uint16(n)})
+			}
+		}
+	}
+	if asks {
+		for _, r := range b.Resolvers {
+			out = append(out, Called{Addr: r.Addr(), Port: r.Port(), DNS: true})
+		}
 	}
 	return out
 }

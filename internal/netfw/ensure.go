@@ -35,9 +35,9 @@ type target struct {
 
 // Ensure makes the rules in the kernel those of Text: it does nothing where they agree and rebuilds the
 // family where they differ. While it rebuilds, and after an error, everything from and to kids is dropped.
-// It needs CAP_NET_ADMIN.
-func Ensure(inst instance.Instance) error {
-	ts, err := targets(inst)
+// It needs CAP_NET_ADMIN. calls are what credd may call.
+func Ensure(inst instance.Instance, calls ...Call) error {
+	ts, err := targets(inst, calls)
 	if err != nil {
 		return err
 	}
@@ -55,8 +55,8 @@ func Ensure(inst instance.Instance) error {
 }
 
 // Check says whether the kernel holds exactly the rules of Text, with the jumps at the head.
-func Check(inst instance.Instance) (bool, error) {
-	ts, err := targets(inst)
+func Check(inst instance.Instance, calls ...Call) (bool, error) {
+	ts, err := targets(inst, calls)
 	if err != nil {
 		return false, err
 	}
@@ -70,12 +70,12 @@ func Check(inst instance.Instance) (bool, error) {
 }
 
 // targets opens the families that the kernel has. A kernel without IPv6 has no IPv6 packets to refuse.
-func targets(inst instance.Instance) ([]target, error) {
+func targets(inst instance.Instance, calls []Call) ([]target, error) {
 	fw4, err := iptables.New(iptables.IPFamily(iptables.ProtocolIPv4), iptables.Timeout(lockWait))
 	if err != nil {
 		return nil, fmt.Errorf("finding iptables: install it with `apt-get install iptables`: %w", err)
 	}
-	out := []target{{fw4, desired4(inst), own(inst)}}
+	out := []target{{fw4, desired4(inst, calls), own(inst)}}
 	if _, err := os.Stat("/proc/sys/net/ipv6"); errors.Is(err, os.ErrNotExist) {
 		return out, nil
 	}
@@ -83,7 +83,7 @@ func targets(inst instance.Instance) ([]target, error) {
 	if err != nil {
 		return nil, fmt.Errorf("finding ip6tables: install it with `apt-get install iptables`: %w", err)
 	}
-	return append(out, target{fw6, desired6(inst), own(inst)}), nil
+	return append(out, target{fw6, desired6(inst, calls), own(inst)}), nil
 }
 
 func (t target) ensure() error {

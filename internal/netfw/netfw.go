@@ -26,6 +26,7 @@ const (
 	endGateway = "-gw"
 	endOut     = "-out"
 	endForward = "-fwd"
+	endCredd   = "-cred"
 	endHold    = "-hold" // drops everything while the others are being rebuilt
 )
 
@@ -54,9 +55,9 @@ func own(inst instance.Instance) string { return inst.ChainPrefix() + "-" }
 const anyOwner = "TGO-"
 
 // Text renders the desired rules of both families, one rule a line: table, chain, rule.
-func Text(inst instance.Instance) string {
+func Text(inst instance.Instance, calls ...Call) string {
 	var b strings.Builder
-	for _, f := range []family{desired4(inst), desired6(inst)} {
+	for _, f := range []family{desired4(inst, calls), desired6(inst, calls)} {
 		fmt.Fprintf(&b, "# %s\n", f.name)
 		for _, j := range f.jumps {
 			fmt.Fprintf(&b, "%s %s %s\n", j.table, j.builtin, j.rule)
@@ -70,7 +71,7 @@ func Text(inst instance.Instance) string {
 	return b.String()
 }
 
-func desired4(inst instance.Instance) family {
+func desired4(inst instance.Instance, calls []Call) family {
 	p := inst.ChainPrefix()
 	gw := netip.PrefixFrom(inst.Gateway(), 32).String()
 	return family{
@@ -84,12 +85,13 @@ func desired4(inst instance.Instance) family {
 			{"filter", p + endGateway, gatewayRules()},
 			{"filter", p + endOut, outRules(inst)},
 			{"filter", p + endForward, forwardRules(inst, refuse4())},
+			{"filter", p + endCredd, creddRules(calls, netip.Addr.Is4, refuse4())},
 		},
 	}
 }
 
 // desired6 refuses everything: kids have no IPv6.
-func desired6(inst instance.Instance) family {
+func desired6(inst instance.Instance, calls []Call) family {
 	p := inst.ChainPrefix()
 	refuse := []string{"-p tcp -j REJECT --reject-with tcp-reset", "-p udp -j REJECT --reject-with icmp6-adm-prohibited", "-j DROP"}
 	return family{
@@ -103,6 +105,7 @@ func desired6(inst instance.Instance) family {
 				"-j DROP",
 			}},
 			{"filter", p + endForward, forwardRules(inst, refuse)},
+			{"filter", p + endCredd, creddRules(calls, netip.Addr.Is6, refuse)},
 		},
 	}
 }
@@ -112,6 +115,7 @@ func filterJumps(inst instance.Instance) []jump {
 	return []jump{
 		{"filter", "INPUT", "-i " + link + " -j " + p + endIn},
 		{"filter", "OUTPUT", "-o " + link + " -j " + p + endOut},
+		{"filter", "OUTPUT", fmt.Sprintf("-m owner --uid-owner %d -j %s", inst.UID(instance.Credd), p+endCredd)},
 		{"filter", "FORWARD", "-i " + link + " -j " + p + endForward},
 		{"filter", "FORWARD", "-o " + link + " -j " + p + endForward},
 	}

@@ -11,7 +11,7 @@ import (
 // Remove takes away every chain whose name begins with the instance's prefix and every rule that jumps to
 // one, whoever made them and however half-made they are. Removing nothing is not an error.
 func Remove(inst instance.Instance) error {
-	ts, err := targets(inst)
+	ts, err := targets(inst, nil)
 	if err != nil {
 		return err
 	}
@@ -33,7 +33,7 @@ func Remove(inst instance.Instance) error {
 
 // Leftovers lists the instance's chains and jumps that are still there, in words for people.
 func Leftovers(inst instance.Instance) ([]string, error) {
-	ts, err := targets(inst)
+	ts, err := targets(inst, nil)
 	if err != nil {
 		return nil, err
 	}

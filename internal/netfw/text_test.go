@@ -2,6 +2,7 @@ package netfw
 
 import (
 	"flag"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -21,8 +22,15 @@ func inst(t testing.TB, name string, slot int) instance.Instance {
 	return i
 }
 
+func calls() []Call {
+	return []Call{
+		{To: netip.MustParseAddr("192.0.2.70"), Port: 8200}, {To: netip.MustParseAddr("2001:db8::70"), Port: 8200},
+		{Port: 443}, {Port: 443}, {To: netip.MustParseAddr("192.0.2.53"), Port: 53, UDP: true},
+	}
+}
+
 func TestTextGolden(t *testing.T) {
-	got := Text(inst(t, "main", 2))
+	got := Text(inst(t, "main", 2), calls()...)
 	const file = "testdata/rules.golden"
 	if *update {
 		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
@@ -48,7 +56,7 @@ func TestNoStateMatch(t *testing.T) {
 }
 
 func TestChainNamesFit(t *testing.T) {
-	for _, f := range []family{desired4(inst(t, "abcdefghijkl", 15)), desired6(inst(t, "abcdefghijkl", 15))} {
+	for _, f := range []family{desired4(inst(t, "abcdefghijkl", 15), nil), desired6(inst(t, "abcdefghijkl", 15), nil)} {
 		for _, c := range f.chains {
 			if len(c.name) > 28 {
 				t.Errorf("chain name %s has %d bytes, at most 28 fit", c.name, len(c.name))

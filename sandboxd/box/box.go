@@ -18,6 +18,7 @@ import (
 	"tagout/internal/cgroup"
 	"tagout/internal/doctor"
 	"tagout/internal/instance"
+	"tagout/internal/netfw"
 )
 
 // Config is the box's configuration; *config.Box fulfils it.
@@ -61,6 +62,7 @@ type job struct {
 	cfg      []byte
 	compiled map[string][]byte // file name -> content
 	people   []authority.Person
+	calls    []netfw.Call                  // that credd may make
 	undo     []func(context.Context) error // of this run, in the order in which things were made
 }
 
@@ -122,6 +124,9 @@ func (b Boxes) Setup(ctx context.Context, name string, cfg Config) (instance.Ins
 		return instance.Instance{}, fmt.Errorf("setting up instance %s: %w", name, err)
 	}
 	j := &job{Boxes: b, layout: layout, cfg: raw, compiled: compiled, people: cfg.People()}
+	if c, ok := cfg.(Caller); ok {
+		j.calls = callsOf(c.Called())
+	}
 	if err := j.claim(name); err != nil {
 		return instance.Instance{}, err
 	}

@@ -94,5 +94,5 @@ func installFirewall(_ context.Context, j *job) error {
 	if len(left) == 0 {
 		j.undo = append(j.undo, func(context.Context) error { return netfw.Remove(j.inst) })
 	}
-	return netfw.Ensure(j.inst)
+	return netfw.Ensure(j.inst, j.calls...)
 }

@@ -14,6 +14,7 @@ type Bao struct {
 	RoleID, SecretID string
 	Root             string        // a token that may do everything, for token files
 	TTL              time.Duration // of leases and logins
+	Password         string        // of the next lease; empty: one is made up
 
 	tokens map[string]bool     // valid logins; guarded by mu
 	leases map[string]baoLease // guarded by mu
@@ -121,6 +122,9 @@ func (b *Bao) creds(w http.ResponseWriter, r *http.Request) {
 	l := baoLease{token: r.Header.Get("X-Vault-Token"), password: random("A1a-")}
 	id := random("database/creds/readonly/")
 	b.mu.Lock()
+	if b.Password != "" {
+		l.password, b.Password = b.Password, ""
+	}
 	b.leases[id] = l
 	b.mu.Unlock()
 	b.set(l.password, true)
