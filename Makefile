@@ -33,6 +33,11 @@ test: setup build ## Run all tests, the privileged ones too when run as root
 	@deploy/setup.sh test
 	TAGOUT_BIN=$(CURDIR)/$(BIN) go test $(TESTFLAGS) -timeout 14m ./...
 
+.PHONY: test-openbao
+test-openbao: ## Lease users of a real Redis from a real OpenBao or Vault, whose binary BAO names
+	@deploy/setup.sh openbao
+	BAO=$(BAO) go test -tags openbao -count=1 -timeout 10m -v -run '^TestRealOpenBao' ./internal/provider
+
 test-race: ## Run the tests of the packages that need no kernel under the race detector (needs gcc)
 	CGO_ENABLED=1 go test -race -timeout 14m $(RACEPKGS)
 

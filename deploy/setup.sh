@@ -1,6 +1,6 @@
 #!/bin/bash
 # Installs what Tagout needs on a Debian machine, and nothing that is there already.
-# usage: setup.sh [test|generate|bench|bench-stop|bench-credentials]
+# usage: setup.sh [test|openbao|generate|bench|bench-stop|bench-credentials]
 #   bench-credentials adds redis-server, which `make bench-credentials` measures beside Tagout.
 #   bench-stop adds docker.io and podman, which `make bench-stop` and `make bench-kids` measure beside Tagout.
 #   bench also puts the peers that `make bench-egress` measures beside Tagout into build/peers.
@@ -29,6 +29,9 @@ test)
 	*libtss2-tcti-swtpm*) ;;
 	*) need+=(libtss2-tcti-swtpm0 tpm2-tools) ;;
 	esac
+	;;
+openbao)
+	want redis-server redis-server # its users are what is leased
 	;;
 generate)
 	want clang clang

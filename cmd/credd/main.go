@@ -45,6 +45,9 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 	prints, err := audit.NewPrints(save, func(err error) {
 		d.Log.Error("values that were learned now may stand in others' records", "error", err)
 	})
+	if err != nil {
+		return err
+	}
 	lessors, err := lessors(d.Box)
 	if err != nil {
 		return err
