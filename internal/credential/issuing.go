@@ -91,6 +91,7 @@ type issued struct {
 // statusList is one list; issuing.mu guards it.
 type statusList struct {
 	id   string // random: no process knows another one's lists
+	uri  string
 	live map[int]*issued
 	dead issuer.Bits // of those that have expired
 	used int
@@ -316,12 +317,13 @@ func (s *issuing) enter(i *issued) {
 	if len(s.lists) == 0 || s.lists[len(s.lists)-1].used >= listFull {
 		random := make([]byte, 8)
 		rand.Read(random) // never fails
-		s.lists = append(s.lists, &statusList{id: hex.EncodeToString(random), live: map[int]*issued{}, dead: issuer.NewBits(listBits)})
+		id := hex.EncodeToString(random)
+		s.lists = append(s.lists, &statusList{id: id, uri: s.cfg.URL + "/statuslists/" + id, live: map[int]*issued{}, dead: issuer.NewBits(listBits)})
 	}
 	l := s.lists[len(s.lists)-1]
 	i.list, i.bit = l, l.free()
 	l.live[i.bit], l.used = i, l.used+1
-	i.claims.Status.List = issuer.StatusRef{Index: i.bit, URI: s.cfg.URL + "/statuslists/" + l.id}
+	i.claims.Status.List = issuer.StatusRef{Index: i.bit, URI: l.uri}
 	s.byID[i.claims.ID] = i
 }
 
@@ -408,7 +410,7 @@ func (s *issuing) statusList(id string) (token string, ok bool, err error) {
 	}
 	now := s.walltime().Unix()
 	next.token, err = s.keys().StatusList(issuer.StatusClaims{
-		Issuer: s.cfg.URL, Subject: s.cfg.URL + "/statuslists/" + id, IssuedAt: now, Expires: now + listExpires, TTL: listTTL,
+		Issuer: s.cfg.URL, Subject: l.uri, IssuedAt: now, Expires: now + listExpires, TTL: listTTL,
 	}, bits)
 	if err != nil {
 		return "", true, err

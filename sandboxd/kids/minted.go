@@ -99,8 +99,9 @@ func (m *Manager) keepMinted(ctx context.Context) {
 	}
 }
 
+// holdsJWTs needs no lock: a plan's tokens never change.
 func (k *kid) holdsJWTs() bool {
-	return slices.ContainsFunc(k.rec.Session.Mints, func(t session.Mint) bool { return t.File != "" })
+	return slices.ContainsFunc(k.rec.Plan.Mints, func(t session.Mint) bool { return t.File != "" })
 }
 
 // renewMinted asks credd for the kid's JWTs and puts them into their files, each whole or not at all. What the kid has made of
@@ -146,7 +147,7 @@ func (m *Manager) putMinted(k *kid, tokens map[string]string) error {
 	}
 	defer tree.Close()
 	var errs []error
-	for _, t := range k.rec.Session.Mints {
+	for _, t := range k.rec.Plan.Mints {
 		if token := tokens[t.Name]; t.File != "" && token != "" {
 			_, err := tree.Put(strings.TrimPrefix(t.File, runtime.Home+"/"), mintedMode, strings.NewReader(token))
 			errs = append(errs, err)
