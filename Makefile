@@ -46,7 +46,7 @@ soak-kids: setup build ## Let LIVES kids (default 1000) live at random while san
 
 soak-stop: setup build ## Run the stop cases at full size (16 GiB), and with this machine's clock set an hour forward for moments
 	@deploy/setup.sh test
-	TAGOUT_BIN=$(CURDIR)/$(BIN) go test -count=1 -timeout 30m -v -run '^TestStopCases$$' ./internal/e2e -stop.heavy -stop.wallclock
+	TAGOUT_BIN=$(CURDIR)/$(BIN) go test -count=1 -timeout 30m -v -run '^(TestStopCases|TestTokensExpire)$$' ./internal/e2e -stop.heavy -stop.wallclock
 
 soak-egress: setup build ## Run the egress load cases at full size: 10,000 at once, and 10 GB through one tunnel in FOR (default 30m)
 	TAGOUT_BIN=$(CURDIR)/$(BIN) go test -count=1 -timeout 3h -v -run '^TestEgressCases$$/^E2[56]' ./internal/e2e -egress.heavy -egress.for=$(FOR)
