@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tagout/internal/alert"
+	"tagout/internal/auditstream"
 	"tagout/internal/cgroup"
 	"tagout/internal/config"
 	"tagout/internal/control"
@@ -63,14 +64,17 @@ type Metrics interface {
 	DenialsLost(n uint64)
 	execlog.Metrics
 	alert.Metrics
+	auditstream.Metrics
 }
 
-// Config is the daemon's configuration. Every field but Alerts, Authorities, Trip and API is needed.
+// Config is the daemon's configuration. Every field but Alerts, Streams, Version, Authorities, Trip and API is needed.
 type Config struct {
 	Inst        instance.Instance
 	Trial       func(context.Context) error // runs a container, to see whether any can run here
 	Init        string                      // path of kid-init
 	Alerts      []alert.Sink                // none: denied attempts are only logged
+	Streams     []auditstream.Sink          // who get all records; may be empty
+	Version     string                      // Tagout's
 	Authorities []config.Authority
 	SpawnSigned bool // making a kid takes a signature
 	Leases      lease.Terms
@@ -132,6 +136,10 @@ func Run(ctx context.Context, cfg Config, serve Serve) error {
 	if err != nil {
 		return fmt.Errorf("starting sandboxd: %w", err)
 	}
+	streams, err := newStreams(cfg)
+	if err != nil {
+		return fmt.Errorf("starting sandboxd: %w", err)
+	}
 	reader := newReader(cfg, manager)
 	programs := execlog.New(execlog.Config{Source: cfg.Starts, Sessions: manager, Audit: cfg.Audit, Metrics: cfg.Metrics, Log: cfg.Log})
 	cfg.Kernel.BeforeForgetting(func(mark uint32) { reader.Forget(mark); programs.Forget(mark) })
@@ -158,6 +166,7 @@ func Run(ctx context.Context, cfg Config, serve Serve) error {
 	wg.Go(func() { health.note(programs.Run(ctx)) })
 	wg.Go(func() { health.note(sockets.Run(ctx)) })
 	wg.Go(func() { health.note(follower.Run(ctx)) })
+	wg.Go(func() { health.note(streams.Run(ctx)) })
 	keys, err := once.Open(once.Config{Dir: cfg.Inst.KeyDir(), Wait: keyWait})
 	if err != nil {
 		return fmt.Errorf("starting sandboxd: %w", err)
@@ -272,6 +281,13 @@ func newFollower(cfg Config) (*alert.Follower, error) {
 	return alert.New(alert.Config{
 		Dir: cfg.Inst.AuditDir(), Sinks: cfg.Alerts, Log: cfg.Log, Audit: cfg.Audit, Metrics: cfg.Metrics,
 		Cursor: filepath.Join(cfg.Inst.StateDir(), instance.Sandboxd, "alerts.json"),
+	})
+}
+
+func newStreams(cfg Config) (*auditstream.Streams, error) {
+	return auditstream.New(auditstream.Config{
+		Dir: cfg.Inst.AuditDir(), State: filepath.Join(cfg.Inst.StateDir(), instance.Sandboxd), Sinks: cfg.Streams, Version: cfg.Version,
+		Log: cfg.Log, Audit: cfg.Audit, Metrics: cfg.Metrics,
 	})
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"tagout/internal/alert"
+	"tagout/internal/auditstream"
 	"tagout/internal/config"
 )
 
@@ -15,6 +16,20 @@ func sinks(box *config.Box) []alert.Sink {
 		out = append(out, alert.Sink{
 			Name: s.Name, Kind: kinds[s.Kind], URL: s.URL, SecretFile: s.SecretFile,
 			Window: s.Window, Timeout: s.Timeout, Queue: s.Queue,
+		})
+	}
+	return out
+}
+
+// streams are those who get all records.
+func streams(box *config.Box) []auditstream.Sink {
+	kinds := map[string]string{
+		config.StreamOTLP: auditstream.OTLP, config.StreamSyslog: auditstream.Syslog, config.StreamWebhook: auditstream.Webhook,
+	}
+	var out []auditstream.Sink
+	for _, s := range box.Audit.Sinks {
+		out = append(out, auditstream.Sink{
+			Name: s.Name, Kind: kinds[s.Kind], URL: s.URL, SecretFile: s.SecretFile, Timeout: s.Timeout, Patience: s.Patience, Queue: s.Queue,
 		})
 	}
 	return out

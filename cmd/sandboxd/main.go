@@ -28,6 +28,9 @@ import (
 // trialArg makes this program try the runtime, and do nothing else.
 const trialArg = "try-runtime"
 
+// version is set by the linker.
+var version = "unknown"
+
 func main() {
 	if len(os.Args) == 3 && os.Args[1] == trialArg {
 		if _, err := trial.Run(context.Background(), os.Args[2]); err != nil {
@@ -75,7 +78,7 @@ func run(ctx context.Context, d *daemon.Daemon) error {
 	init := filepath.Join(filepath.Dir(self), "kid-init")
 	return sandboxd.Run(ctx, sandboxd.Config{
 		Keep: keep,
-		Inst: d.Inst, Init: init, Trial: func(ctx context.Context) error { return tryRuntime(ctx, self, init) }, Alerts: sinks(d.Box), Authorities: d.Box.Authorities, Leases: terms, Trip: d.Box.Trip, API: d.Box.API, Served: served(d.Box), SpawnSigned: d.Box.SpawnSigned,
+		Inst: d.Inst, Init: init, Trial: func(ctx context.Context) error { return tryRuntime(ctx, self, init) }, Alerts: sinks(d.Box), Streams: streams(d.Box), Version: version, Authorities: d.Box.Authorities, Leases: terms, Trip: d.Box.Trip, API: d.Box.API, Served: served(d.Box), SpawnSigned: d.Box.SpawnSigned,
 		Registries: func(private bool) (*http.Transport, error) {
 			return oci.NewTransport(d.Box.Resolvers[0], d.Box.UpstreamCAs, private)
 		},

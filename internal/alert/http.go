@@ -43,9 +43,15 @@ func newPoster() poster {
 func (p poster) close() { p.client.CloseIdleConnections() }
 
 func (p poster) post(ctx context.Context, url string, body []byte, header map[string]string) error {
+	_, err := p.ask(ctx, url, body, header)
+	return err
+}
+
+// ask posts and returns the beginning of the answer. A header replaces one that is set for all.
+func (p poster) ask(ctx context.Context, url string, body []byte, header map[string]string) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("User-Agent", "tagout")
@@ -58,11 +64,11 @@ func (p poster) post(ctx context.Context, url string, body []byte, header map[st
 		if errors.As(err, &inner) { // url.Error quotes the URL, which is often a secret
 			err = inner.Unwrap()
 		}
-		return err
+		return nil, err
 	}
-	defer resp.Body.Close()                                // only read
-	io.Copy(io.Discard, io.LimitReader(resp.Body, 64<<10)) // lets the connection be used again
-	return answer(resp.StatusCode)
+	defer resp.Body.Close()                                  // only read
+	said, _ := io.ReadAll(io.LimitReader(resp.Body, 64<<10)) // lets the connection be used again; the status decides
+	return said, answer(resp.StatusCode)
 }
 
 // answer judges a status. Where the body itself is at fault, another try would change nothing; everything else

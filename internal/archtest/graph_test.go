@@ -112,6 +112,7 @@ var owned = map[string][]string{
 	"github.com/modelcontextprotocol/go-sdk": {"tagout/sandboxd/mcp"},
 	"github.com/spf13/cobra":                 {"tagout/cmd/tagout"},
 	"github.com/coder/websocket":             {"tagout/internal/execsocket"},
+	"go.opentelemetry.io/proto/otlp":         {"tagout/internal/auditstream"},
 	"modernc.org/sqlite":                     {"tagout/internal/auditindex"},
 	"golang.org/x/term":                      {"tagout/cmd/tagout"},
 	"github.com/creack/pty":                  {"tagout/internal/testpty"},

@@ -92,6 +92,7 @@ const (
 	EventExecSeen       = "exec.seen"           // a kid started a program that a trip rule forbids
 	EventWriteSeen      = "write.seen"          // a kid wrote a file outside its scratch places
 	EventAlertDropped   = "alert.dropped"       // attempts that a receiver of alerts will not be told of
+	EventStreamDropped  = "stream.dropped"      // records that a receiver of all of them will not get
 	EventLeaseWithheld  = "lease.withheld"      // by sandboxd: something is not well
 	EventLeaseRenewed   = "lease.renewed"       // after it was withheld, or because it starts anew
 	EventLeaseMinted    = "lease.minted"        // a secret, from a provider

@@ -25,7 +25,7 @@ var topics = map[string]string{
 	"dns": Network, "conn": Network, "connect": Network, "http": Network, "policy": Network, "grant": Network, "network": Network, "udp": Network,
 	"file": Files, "files": Files, "write": Files, "manifest": Files,
 	"tool": Tools, "api": Tools, "exec": Tools, "exec.seen": Processes, "process": Processes, "kid.oom": Processes,
-	"token": Identity, "vault": Identity, "secret": Identity, "identity": Identity, "key": Identity, "apikey": Identity, "issuer": Identity,
+	"token": Identity, "vault": Identity, "secret": Identity, "identity": Identity, "key": Identity, "apikey": Identity, "issuer": Identity, "lease.minted": Identity, "lease.lost": Identity, "lease.revoked": Identity, "lease.revoke-failed": Identity,
 	"stop": Stop, "tag": Stop, "trip": Stop, "order": Stop, "lease": Stop, "kid.killed": Stop, "kid.paused": Stop, "kid.resumed": Stop, "proof": Stop, "drill": Stop,
 }
 

@@ -36,6 +36,7 @@ type Audit struct {
 	Retention  int       // days; 0: DefaultRetention
 	Recipients []string  // age recipients for whom closed pieces are encrypted; none: they are not
 	Witnesses  []Witness // who get the logs' checkpoints, each name once
+	Sinks      []Stream  // who get the records as they are written, each name once
 	WhenFull   string    // FullNothing, FullFreeze or FullStop; "": FullNothing
 
 	// Free space below which the operator is warned, nothing is spawned any more, and WhenFull is done; 0: the default.
@@ -64,6 +65,7 @@ type auditFile struct {
 	Retention   string        `yaml:"retention,omitempty"`
 	Recipients  []string      `yaml:"recipients,omitempty"`
 	Witnesses   []witnessFile `yaml:"witnesses,omitempty"`
+	Sinks       []streamFile  `yaml:"sinks,omitempty"`
 	WhenFull    string        `yaml:"whenFull,omitempty"`
 	WarnBelow   Size          `yaml:"warnBelow,omitempty"`
 	RefuseBelow Size          `yaml:"refuseBelow,omitempty"`
@@ -100,7 +102,10 @@ func (a Audit) file() *auditFile {
 		}
 		f.Witnesses = append(f.Witnesses, wf)
 	}
-	if f.Retention == "" && len(f.Recipients)+len(f.Witnesses) == 0 && f.WhenFull == "" && f.WarnBelow+f.RefuseBelow+f.ActBelow == 0 {
+	for _, st := range a.Sinks {
+		f.Sinks = append(f.Sinks, st.file())
+	}
+	if f.Retention == "" && len(f.Recipients)+len(f.Witnesses)+len(f.Sinks) == 0 && f.WhenFull == "" && f.WarnBelow+f.RefuseBelow+f.ActBelow == 0 {
 		return nil
 	}
 	return &f
@@ -111,6 +116,7 @@ var (
 		{Name: "retention", Example: "183d"},
 		{Name: "recipients", Example: "[age1…]"},
 		{Name: "witnesses", Example: "[{name: elsewhere, file: /mnt/witness/box1}]"},
+		{Name: "sinks", Example: `[{name: otel, otlp: "http://127.0.0.1:4318"}]`},
 		{Name: "whenFull", Example: FullFreeze},
 		{Name: "warnBelow", Example: "4GiB"},
 		{Name: "refuseBelow", Example: "1GiB"},
@@ -138,7 +144,7 @@ func readAudit(v yamlx.Value) Audit {
 	if !ok {
 		return Audit{}
 	}
-	a := Audit{Retention: readRetention(m.Get("retention")), Witnesses: readWitnesses(m.Get("witnesses")), WhenFull: readWhenFull(m.Get("whenFull"))}
+	a := Audit{Retention: readRetention(m.Get("retention")), Witnesses: readWitnesses(m.Get("witnesses")), Sinks: readStreams(m.Get("sinks")), WhenFull: readWhenFull(m.Get("whenFull"))}
 	for _, at := range m.Get("recipients").Texts() {
 		if !recipient.MatchString(at.Text) {
 			at.Refuse("write what age-keygen prints as the public key, age1…", "%s is no age recipient", yamlx.Quote(at.Text))

@@ -10,17 +10,19 @@ import (
 
 // Sandboxd counts what sandboxd does. Make one with NewSandboxd.
 type Sandboxd struct {
-	spawns, stages, steps       *prometheus.HistogramVec
-	destroyed, denied           *prometheus.CounterVec
-	execs                       *prometheus.HistogramVec
-	lost, oom                   prometheus.Counter
-	alerts, alertErr, alertDrop *prometheus.CounterVec
-	alertWait                   *prometheus.GaugeVec
-	gaps                        *prometheus.CounterVec
-	recorded, folded            *prometheus.CounterVec
-	kids                        prometheus.Gauge
-	leases                      *prometheus.CounterVec
-	silent                      prometheus.Gauge
+	spawns, stages, steps           *prometheus.HistogramVec
+	destroyed, denied               *prometheus.CounterVec
+	execs                           *prometheus.HistogramVec
+	lost, oom                       prometheus.Counter
+	alerts, alertErr, alertDrop     *prometheus.CounterVec
+	alertWait                       *prometheus.GaugeVec
+	streamed, streamErr, streamDrop *prometheus.CounterVec
+	streamWait                      *prometheus.GaugeVec
+	gaps                            *prometheus.CounterVec
+	recorded, folded                *prometheus.CounterVec
+	kids                            prometheus.Gauge
+	leases                          *prometheus.CounterVec
+	silent                          prometheus.Gauge
 }
 
 // NewSandboxd registers sandboxd's metrics in r.
@@ -55,6 +57,14 @@ func NewSandboxd(r *Registry) *Sandboxd {
 			Name: "tagout_sandboxd_alerts_dropped_total", Help: "Denied attempts that a receiver will never be told of: its queue was full, or it refused them."}, []string{"sink"}),
 		alertWait: f.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "tagout_sandboxd_alert_queue", Help: "Alerts that wait for a receiver, the one being sent among them."}, []string{"sink"}),
+		streamed: f.NewCounterVec(prometheus.CounterOpts{
+			Name: "tagout_sandboxd_stream_sent_total", Help: "Audit records that a receiver of all records took."}, []string{"sink"}),
+		streamErr: f.NewCounterVec(prometheus.CounterOpts{
+			Name: "tagout_sandboxd_stream_failures_total", Help: "Attempts to send audit records that failed; each is tried again."}, []string{"sink"}),
+		streamDrop: f.NewCounterVec(prometheus.CounterOpts{
+			Name: "tagout_sandboxd_stream_dropped_total", Help: "Audit records that a receiver will not get: its queue was full and it took nothing, or it refused them."}, []string{"sink"}),
+		streamWait: f.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "tagout_sandboxd_stream_queue", Help: "Audit records that wait in memory for a receiver of all records."}, []string{"sink"}),
 		gaps: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "tagout_sandboxd_audit_gaps_total", Help: "Records that are missing from a daemon's audit log; a gap record tells of them."}, []string{"log"}),
 		recorded: f.NewCounterVec(prometheus.CounterOpts{
@@ -120,6 +130,24 @@ func (s *Sandboxd) AlertsDropped(sink string, n uint64) {
 // AlertsWaiting sets how many alerts wait for a receiver.
 func (s *Sandboxd) AlertsWaiting(sink string, alerts int) {
 	s.alertWait.WithLabelValues(sink).Set(float64(alerts))
+}
+
+// StreamSent adds n records that a receiver of all records took.
+func (s *Sandboxd) StreamSent(sink string, n int) {
+	s.streamed.WithLabelValues(sink).Add(float64(n))
+}
+
+// StreamFailed adds one attempt to send records that failed.
+func (s *Sandboxd) StreamFailed(sink string) { s.streamErr.WithLabelValues(sink).Inc() }
+
+// StreamDropped adds n records that a receiver will never get.
+func (s *Sandboxd) StreamDropped(sink string, n uint64) {
+	s.streamDrop.WithLabelValues(sink).Add(float64(n))
+}
+
+// StreamWaiting sets how many records wait in memory for a receiver.
+func (s *Sandboxd) StreamWaiting(sink string, n int) {
+	s.streamWait.WithLabelValues(sink).Set(float64(n))
 }
 
 // Recorded adds n events of a kind, of which folded have no record of their own.

@@ -2,6 +2,8 @@ package kids
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"os"
 	"path/filepath"
@@ -43,6 +45,13 @@ func TestCardIsKept(t *testing.T) {
 	}
 	if got := kept(); got != "second" {
 		t.Errorf("kept %q after a policy change", got)
+	}
+	for _, text := range []string{"first", "second"} { // for good, whatever becomes of the kid
+		sum := sha256.Sum256([]byte(text))
+		raw, err := os.ReadFile(filepath.Join(b.inst.CardDir(), hex.EncodeToString(sum[:])+".yaml"))
+		if err != nil || string(raw) != text {
+			t.Errorf("%q, %v: evidence needs the card", raw, err)
+		}
 	}
 	if _, err := b.ChangePolicy(t.Context(), "k1", EgressChange{CardText: "bad", By: "ada", Reason: "test", Egress: policy.Spec{Allow: []policy.Rule{{}}}}); err == nil || kept() != "second" {
 		t.Errorf("a policy that cannot be enforced: %v, kept %q", err, kept())
