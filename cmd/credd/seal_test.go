@@ -5,10 +5,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
 
 	"tagout/internal/control"
-	"tagout/internal/instance"
 	"tagout/internal/vaultseal"
 	"tagout/internal/wire"
 )
@@ -24,7 +25,8 @@ func TestSystemdsKeyOpensTheVault(t *testing.T) {
 	if err := w.call("PUT", "/v1/vault/vendor_api", wire.VaultEntry{Value: testValue, Hosts: []string{"api.vendor.test:443"}}, nil); err != nil {
 		t.Fatal(err)
 	}
-	c := vaultseal.Credential{Name: instance.UnlockCredential, File: filepath.Join(dir, "tagout-test")}
+	c := vaultseal.Of("test")
+	c.File = filepath.Join(dir, "tagout-test")
 	var state wire.VaultState
 	err := c.Make(t.Context(), "host", func(recipient string) error {
 		return w.call("POST", "/v1/vault-seal", wire.SealRequest{Recipient: recipient}, &state)
@@ -61,4 +63,45 @@ func TestSystemdsKeyOpensTheVault(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.noSecretLeft(testValue, token, string(key[:len(key)-1]))
+}
+
+// TestAPassphraseLeavesNoMemoryBehind: opening and sealing by one takes 256 MiB for a second; what a credd keeps of it would be
+// locked, and stay.
+func TestAPassphraseLeavesNoMemoryBehind(t *testing.T) {
+	w := newWorld(t)
+	w.start()
+	const passphrase = "seven lamps in the harbour"
+	if err := w.call("POST", "/v1/vault-seal", wire.SealRequest{Passphrase: passphrase}, nil); err != nil {
+		t.Fatal(err)
+	}
+	w.lean("after sealing")
+	w.kill()
+	w.start()
+	if err := w.call("POST", "/v1/vault-unlock", wire.UnlockRequest{Key: passphrase}, nil); err != nil {
+		t.Fatal(err)
+	}
+	w.lean("after opening")
+	w.checkProcess() // and what there is is locked again
+	w.noSecretLeft(passphrase)
+}
+
+// lean fails the test where credd holds more memory than it needs.
+func (w *world) lean(when string) {
+	w.t.Helper()
+	raw, err := os.ReadFile(filepath.Join("/proc", itoa(w.cmd.Process.Pid), "status"))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	field := func(name string) int {
+		for line := range strings.Lines(string(raw)) {
+			if rest, ok := strings.CutPrefix(line, name+":"); ok {
+				n, _ := strconv.Atoi(strings.Fields(rest)[0]) // kB
+				return n
+			}
+		}
+		return 0
+	}
+	if peak, now := field("VmHWM"), field("VmRSS"); now > 100<<10 || peak < 200<<10 {
+		w.t.Errorf("%s credd holds %d kB, of %d kB at its most", when, now, peak)
+	}
 }

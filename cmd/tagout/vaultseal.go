@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/http"
 	"os"
-	"path/filepath"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
@@ -95,16 +94,17 @@ func (a *app) sealToSystemd(cmd *cobra.Command, file, withKey string) error {
 	if err := needRoot("sealing to systemd"); err != nil {
 		return err
 	}
-	if file == "" {
-		file = filepath.Join(vaultseal.Dir, "tagout-"+a.instance)
+	c := vaultseal.Of(a.instance)
+	if file != "" {
+		c.File = file
+	} else {
 		if err := os.MkdirAll(vaultseal.Dir, 0o700); err != nil {
 			return fmt.Errorf("making the directory of encrypted credentials: %w", err)
 		}
 	}
-	c := vaultseal.Credential{Name: instance.UnlockCredential, File: file}
 	err := c.Make(cmd.Context(), withKey, func(recipient string) error { return a.seal(cmd, wire.SealRequest{Recipient: recipient}) })
 	if err == nil && !a.json {
-		a.printf("systemd keeps the key in %s; tagout@%s.service hands it to credd at each start\n", file, a.instance)
+		a.printf("systemd keeps the key in %s; tagout@%s.service hands it to credd at each start\n", c.File, a.instance)
 	}
 	return err
 }

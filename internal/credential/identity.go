@@ -74,6 +74,20 @@ func (f *identityFile) open(key []byte) (*age.X25519Identity, error) {
 	return id, nil
 }
 
+// opensWith says whether key opens the file as it lies there; any key opens a plain one.
+func (f *identityFile) opensWith(key []byte) error {
+	if f.how == vaultseal.Plain {
+		return nil
+	}
+	raw, err := os.ReadFile(f.path)
+	if err != nil {
+		return fmt.Errorf("reading the vault's identity: %w", err)
+	}
+	plain, err := (&identityFile{path: f.path, how: f.how, raw: raw}).unseal(key)
+	clear(plain)
+	return err
+}
+
 // errWrongKey says that a sealed identity is not opened by what was given.
 var errWrongKey = errors.New("this does not open the vault's identity")
 

@@ -26,13 +26,16 @@ func (v *vault) shut() error {
 	return errShut
 }
 
-// unlock opens the identity and reads the secrets; a vault that is open stays as it is. The error is errWrongKey where
-// key does not open it. It takes a second where a passphrase does.
+// unlock opens the identity and reads the secrets. The error is errWrongKey where key does not open what lies on the disk,
+// also of a vault that is open and stays so. It takes a second where a passphrase does.
 func (v *vault) unlock(key []byte) error {
 	v.changing.Lock()
 	defer v.changing.Unlock()
+	if v.disk.how == vaultseal.Passphrase {
+		defer giveBack()
+	}
 	if v.open() {
-		return nil
+		return v.disk.opensWith(key)
 	}
 	id, err := v.disk.open(key)
 	if errors.Is(err, errWrongKey) {
@@ -72,6 +75,9 @@ func (v *vault) seal(req *wire.SealRequest) (before string, err error) {
 	v.mu.RUnlock()
 	if id == nil {
 		return "", errShut
+	}
+	if how == vaultseal.Passphrase {
+		defer giveBack()
 	}
 	if err := writeIdentity(disk.path, id, to); err != nil {
 		return "", fmt.Errorf("sealing the vault's identity: nothing was changed: %w", err)

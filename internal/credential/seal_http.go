@@ -26,10 +26,8 @@ func (s *Service) unlockVault(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		rec.Outcome, rec.Detail = audit.OutcomeFail, err.Error()
 	}
-	if !was {
-		s.cfg.Audit.Log(rec)
-		s.countHeld()
-	}
+	s.cfg.Audit.Log(rec)
+	s.countHeld()
 	s.answerState(w, err)
 }
 

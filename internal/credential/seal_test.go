@@ -69,6 +69,10 @@ func TestASealedVaultDeniesEverythingUntilItIsOpened(t *testing.T) {
 			if err := b.call("POST", "/v1/vault-unlock", wire.UnlockRequest{Key: c.opens}, &state); err != nil || !state.Open {
 				t.Fatalf("opening: %+v, %v", state, err)
 			}
+			refusedWith(t, b.call("POST", "/v1/vault-unlock", wire.UnlockRequest{Key: c.wrong}, nil), 403, reason.VaultSealed) // it is told so all the same
+			if err := b.call("POST", "/v1/vault-unlock", wire.UnlockRequest{Key: c.opens}, nil); err != nil {
+				t.Errorf("opening it twice: %v", err)
+			}
 			if got, err := b.resolve(testMark+1, b.mint("kid1", testMark+1, "vendor_api"), bound, 443); err != nil || got.Value != testValue {
 				t.Errorf("after it was opened: %+v, %v", got, err)
 			}

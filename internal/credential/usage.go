@@ -43,6 +43,10 @@ func (u *usage) begin(h *holder) {
 
 // note remembers a use that was accepted. b is the secret's binding, nil where it has none.
 func (u *usage) note(h *holder, secret string, b *binding, hostport string, req *wire.ResolveRequest) {
+	var globs []string // found before the lock: a kid chooses how long a path is
+	if b != nil {
+		globs = policy.PathGlobs(b.Paths, req.Path)
+	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	s := u.byKid[h.kid]
@@ -67,10 +71,8 @@ func (u *usage) note(h *holder, secret string, b *binding, hostport string, req 
 	} else if len(req.Method) <= maxMethods {
 		use.methods = withOne(use.methods, req.Method, 2)
 	}
-	for _, glob := range b.Paths {
-		if !slices.Contains(use.paths, glob) && policy.PathMatches([]string{glob}, req.Path) {
-			use.paths = withOne(use.paths, glob, maxPaths)
-		}
+	for _, glob := range globs {
+		use.paths = withOne(use.paths, glob, maxPaths)
 	}
 }
 
@@ -180,6 +182,7 @@ func (s *Service) recordUses(use *sessionUse, actor string) {
 
 // sessionUse answers what a living kid's session has made of what it was granted so far.
 func (s *Service) sessionUse(w http.ResponseWriter, r *http.Request) {
+	s.tokens.settle() // what was delivered by now is noted
 	use := s.usage.peek(r.PathValue("kid"))
 	if use == nil {
 		control.Refuse(w, http.StatusNotFound, reason.UnknownSession, "credd knows no session of this kid: it has ended, or began before credd did")

@@ -35,7 +35,7 @@ func (s *Service) useAndDeliver(w http.ResponseWriter, req *wire.ResolveRequest)
 	if err := deliver(w, reply); err != nil {
 		return u, refuse(http.StatusInternalServerError, reason.Internal, "the proxy did not take the answer within %v: %v", deliverWithin, err)
 	}
-	s.usage.note(u.holder, u.secret, s.bindingOf(u.holder, u.secret), u.host, req)
+	s.usage.note(u.holder, u.secret, s.bindingOf(u.holder, u.secret), u.host, req) // before a session's end passes
 	return u, nil
 }
 

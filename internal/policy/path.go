@@ -53,6 +53,25 @@ func PathMatches(globs []string, raw string) bool {
 	return err == nil && matchAny(globs, path)
 }
 
+// PathGlobs returns those of the globs that a request target in origin form matches, none where it can be read in more ways
+// than one.
+func PathGlobs(globs []string, raw string) []string {
+	if len(globs) == 0 {
+		return nil
+	}
+	path, err := canonical(raw)
+	if err != nil {
+		return nil
+	}
+	var out []string
+	for _, glob := range globs {
+		if matchGlob(glob, path) {
+			out = append(out, glob)
+		}
+	}
+	return out
+}
+
 func matchAny(globs []string, path string) bool {
 	return slices.ContainsFunc(globs, func(glob string) bool { return matchGlob(glob, path) })
 }

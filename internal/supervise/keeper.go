@@ -166,7 +166,7 @@ func (k *keeper) start(ctx context.Context) (*child, error) {
 		cmd.Env = append(cmd.Env, k.notify.env(s.Watchdog)...)
 	}
 	if s.Unlock != "" {
-		if f, err := os.Open(s.Unlock); err != nil { // without it the daemon denies everything, and can be told to stop doing so
+		if f, err := openKey(s.Unlock); err != nil { // without it the daemon denies everything, and can be told to stop doing so
 			k.cfg.Log.Error("opening what opens the vault", "daemon", s.Name, "err", err)
 		} else {
 			defer f.Close() // the child has its own copy
@@ -196,6 +196,19 @@ func (k *keeper) start(ctx context.Context) (*child, error) {
 		go k.watchdog(ctx, c)
 	}
 	return c, nil
+}
+
+// openKey opens a regular file: a pipe would be empty at the second start, or have this wait for a writer.
+func openKey(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		f.Close() // nothing was read
+		return nil, errors.Join(err, fmt.Errorf("%s is no regular file", path))
+	}
+	return f, nil
 }
 
 // prepare does what must be done before the first instruction, or needs a privilege that the daemon has not.

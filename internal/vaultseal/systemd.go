@@ -13,16 +13,28 @@ import (
 	"filippo.io/age"
 
 	"tagout/internal/atomicfile"
+	"tagout/internal/instance"
 )
 
 // Dir is where systemd looks for encrypted credentials that a unit names (systemd.exec(5)).
 const Dir = "/etc/credstore.encrypted"
+
+// unused ends the name of a credential to which nothing may be sealed yet.
+const unused = ".new"
 
 // Credential is a key that systemd keeps, encrypted by the machine's TPM or its host key, in File.
 type Credential struct {
 	Name string // under which a unit gets it; part of what is encrypted
 	File string
 }
+
+// Of returns the credential of an instance, where its unit looks for it.
+func Of(name string) Credential {
+	return Credential{Name: instance.UnlockCredential, File: filepath.Join(Dir, "tagout-"+name)}
+}
+
+// Files are those that there may be of the credential.
+func (c Credential) Files() []string { return []string{c.File, c.File + unused} }
 
 // Make makes a new key and returns its public half once systemd keeps the private one and has given it back. use is
 // called with that half before a credential of the same file is replaced, since until then that one may be needed; use's
@@ -34,7 +46,7 @@ func (c Credential) Make(ctx context.Context, withKey string, use func(recipient
 	}
 	text := []byte(key.String() + "\n")
 	defer clear(text)
-	fresh := c.File + ".new"
+	fresh := c.File + unused
 	err = c.encrypt(ctx, text, fresh, withKey)
 	if err == nil {
 		err = c.check(ctx, text, fresh)

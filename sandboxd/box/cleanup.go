@@ -15,6 +15,7 @@ import (
 	"tagout/internal/instance"
 	"tagout/internal/netfw"
 	"tagout/internal/supervise"
+	"tagout/internal/vaultseal"
 )
 
 // killWait bounds how long killed processes may take to be gone.
@@ -124,9 +125,22 @@ func (f found) teardown(purge bool) []teardownStep {
 		teardownStep{name: "removing " + f.inst.RunDir(), do: func(context.Context) error { return removeTree(f.inst.RunDir()) }},
 	)
 	if purge {
-		steps = append(steps, teardownStep{name: "removing " + f.inst.StateDir(), do: func(context.Context) error { return removeTree(f.inst.StateDir()) }})
+		steps = append(steps, teardownStep{name: "removing " + f.inst.StateDir(), do: func(context.Context) error { return removeTree(f.inst.StateDir()) }},
+			teardownStep{name: "removing what opens its vault", do: func(context.Context) error { return f.removeCredential() }})
 	}
 	return steps
+}
+
+// removeCredential removes the key that systemd keeps for the instance's vault, which is gone by then.
+func (f found) removeCredential() error {
+	var errs []error
+	for _, file := range vaultseal.Of(f.inst.Name()).Files() {
+		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	os.Remove(vaultseal.Dir) // as far as nothing else is in it
+	return errors.Join(errs...)
 }
 
 // killAll kills the daemons and the kids through their common cgroup, then what is outside of it: tasks that

@@ -19,6 +19,7 @@ import (
 	"tagout/internal/cgroup"
 	"tagout/internal/instance"
 	"tagout/internal/testroot"
+	"tagout/internal/vaultseal"
 )
 
 func sh(t *testing.T, format string, args ...any) {
@@ -83,6 +84,8 @@ func mess(t *testing.T, b Boxes, i instance.Instance) (host string, procs []*exe
 	sh(t, "touch %s/kid1 && unshare --net=%s/kid1 true", i.NetNSDir(), i.NetNSDir())
 	sh(t, "ip link add %s type veth peer name %sq", i.KidLink(7), i.KidLink(7))
 	sh(t, "iptables -N TGO-%s-hold", i.Name())
+	key := vaultseal.Of(i.Name()).Files()
+	sh(t, "mkdir -p %s && touch %s %s", vaultseal.Dir, key[0], key[1])
 	return host, procs
 }
 
@@ -102,6 +105,7 @@ func TestCleanupFindsEverything(t *testing.T) {
 		"network link " + i.KidLink(7), "network link " + i.GatewayLink(),
 		"ipv4 firewall chain TGO-tbox6-hold in table filter", "ipv4 firewall chain TGO-tbox6-nat in table nat", "ipv6 firewall chain TGO-tbox6-in in table filter",
 		"cgroup " + layout(t).V2(i.CgroupRel()), "directory " + i.RunDir(), "directory " + i.StateDir(),
+		"file " + vaultseal.Of(name).File, "file " + vaultseal.Of(name).File + ".new",
 	} {
 		if !slices.ContainsFunc(left, func(l string) bool { return strings.Contains(l, want) }) {
 			t.Errorf("not seen: %s in\n%s", want, strings.Join(left, "\n"))

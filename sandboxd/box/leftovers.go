@@ -9,6 +9,7 @@ import (
 
 	"tagout/internal/cgroup"
 	"tagout/internal/netfw"
+	"tagout/internal/vaultseal"
 )
 
 // Leftovers lists, in words for people, everything of the instance that is still there: processes,
@@ -105,6 +106,11 @@ func (f found) leftFiles(state bool) ([]string, error) {
 	}
 	if state && exists(f.inst.StateDir()) {
 		out = append(out, "directory "+f.inst.StateDir())
+	}
+	for _, file := range vaultseal.Of(f.inst.Name()).Files() {
+		if state && exists(file) {
+			out = append(out, "file "+file)
+		}
 	}
 	return out, nil
 }
