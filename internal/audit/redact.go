@@ -40,8 +40,8 @@ var keyed = regexp.MustCompile(`(?i)((?:password|passwd|secret|token|api[_-]?key
 // shortestShape is the length of the shortest text that shapes matches: "basic", a space and eight characters.
 const shortestShape = 14
 
-// shapeMarks are texts of which every match of shapes holds one, but for those that hold a space or a plus.
-var shapeMarks = []string{"tgo_", "tgk_", "AKIA", "gh", "xox", "sk-", "eyJ", "AGE-SECRET-KEY-1"}
+// shapeMarks are texts of which every match of shapes holds one, but for those of bearer and basic.
+var shapeMarks = []string{"tgo_", "tgk_", "AKIA", "gh", "xox", "sk-", "eyJ", "AGE-SECRET-KEY-1", "-----BEGIN"}
 
 // mayHaveShape says false only where shapes matches nothing. Nearly all texts of nearly all records end here: the
 // expression itself costs some twenty times as much.
@@ -49,11 +49,26 @@ func mayHaveShape(s string) bool {
 	if len(s) < shortestShape {
 		return false
 	}
-	if strings.IndexByte(s, ' ') >= 0 || strings.IndexByte(s, '+') >= 0 { // bearer and basic, and PEM
-		return true
-	}
 	for _, mark := range shapeMarks {
 		if strings.Contains(s, mark) {
+			return true
+		}
+	}
+	return mayPresent(s)
+}
+
+// mayPresent says false only where s has neither bearer nor basic with something behind it; beyond ASCII there are letters
+// that case folding takes for theirs.
+func mayPresent(s string) bool {
+	if strings.IndexByte(s, ' ') < 0 && strings.IndexByte(s, '+') < 0 {
+		return false
+	}
+	for i := range len(s) {
+		switch c := s[i]; {
+		case c >= 0x80:
+			return true
+		case c|0x20 != 'b':
+		case i+6 <= len(s) && strings.EqualFold(s[i:i+6], "bearer"), i+5 <= len(s) && strings.EqualFold(s[i:i+5], "basic"):
 			return true
 		}
 	}
