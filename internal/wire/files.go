@@ -31,6 +31,8 @@ type Carried struct {
 // ToolCall is an AI agent's call of a tool, for the record.
 type ToolCall struct {
 	Tool      string `json:"tool"`
-	Kid       string `json:"kid,omitempty" maxLength:"64"` // whom it names
-	Arguments string `json:"arguments"`                    // JSON, long texts cut
+	Kid       string `json:"kid,omitempty" maxLength:"64"`                        // whom it names
+	Arguments string `json:"arguments"`                                           // JSON, long texts cut
+	SHA256    string `json:"arguments_sha256,omitempty" pattern:"^[0-9a-f]{64}$"` // of all of them, as they came
+	Bytes     int    `json:"arguments_bytes,omitempty" minimum:"0"`               // that they had
 }

@@ -75,7 +75,7 @@ func (c *Call) Record(actor string, r *http.Request, status int, took time.Durat
 }
 
 func shorten(s string) string {
-	const most = 256
+	const most = 4 << 10
 	return s[:min(len(s), most)]
 }
 

@@ -2,8 +2,6 @@ package api
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"net/http"
 	"strconv"
 
@@ -26,11 +24,11 @@ func (s *server) noteTool(ctx context.Context, in *struct{ Body wire.ToolCall })
 	if err := s.audit.Err(); err != nil {
 		return nil, problem(http.StatusInsufficientStorage, reason.Capacity, "the audit log takes no records, and nothing is done that is not recorded: "+err.Error())
 	}
-	args := in.Body.Arguments
-	sum := sha256.Sum256([]byte(args))
-	s.audit.Log(audit.Record{Event: audit.EventToolCalled, Kid: in.Body.Kid, Actor: actor(ctx), Outcome: audit.OutcomeOK, Fields: map[string]string{
-		"tool": in.Body.Tool[:min(len(in.Body.Tool), 64)], "arguments": arguments([]byte(args)),
-		"arguments_sha256": hex.EncodeToString(sum[:]), "arguments_bytes": strconv.Itoa(len(args)),
-	}})
+	call := in.Body
+	fields := map[string]string{"tool": call.Tool[:min(len(call.Tool), 64)], "arguments": arguments([]byte(call.Arguments))}
+	if call.SHA256 != "" {
+		fields["arguments_sha256"], fields["arguments_bytes"] = call.SHA256, strconv.Itoa(call.Bytes)
+	}
+	s.audit.Log(audit.Record{Event: audit.EventToolCalled, Kid: call.Kid, Actor: actor(ctx), Outcome: audit.OutcomeOK, Fields: fields})
 	return nil, nil
 }

@@ -111,6 +111,9 @@ func (r *Reader) note(s Start) {
 	r.cfg.Metrics.Recorded(kind, 1, 0)
 	rec := r.about(s.Mark)
 	rec.Boot = s.Boot
+	if n := len(s.Args); s.Cut && n > 0 { // where the kernel cut may be the middle of a secret
+		s.Args = slices.Concat(s.Args[:n-1], []string{audit.WithoutLastWord(s.Args[n-1])})
+	}
 	rec.Process = &audit.Process{PID: s.PID, Parent: s.Parent, Comm: audit.Shown(s.Comm), Exe: audit.Shown(s.Path)}
 	rec.Fields = map[string]string{
 		"arguments": audit.Line(s.Args), "uid": strconv.FormatUint(uint64(s.UID), 10), "file": audit.Shown(s.File),

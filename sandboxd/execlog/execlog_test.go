@@ -130,9 +130,9 @@ func begin(t *testing.T) (*kernel, *log, *Reader) {
 
 func TestStartsAreRecordedAndTheRestIsCounted(t *testing.T) {
 	k, l, r := begin(t)
-	k.starts <- Start{Mark: mark, PID: 5, Parent: 4, Comm: "sh", File: "dash", Path: "/bin/sh", Args: []string{"sh", "-c", "a\nb"}, ArgsLength: 99, Cut: true}
+	k.starts <- Start{Mark: mark, PID: 5, Parent: 4, Comm: "sh", File: "dash", Path: "/bin/sh", Args: []string{"sh", "-c", "a\nb s3cr"}, ArgsLength: 99, Cut: true}
 	got := l.next(t, audit.EventProcessStarted)
-	if got.Kid != "k1" || got.Session != "s1" || got.Process == nil || got.Process.Parent != 4 || got.Fields["arguments"] != `sh -c "a\nb"` || got.Fields["arguments_bytes"] != "99" {
+	if got.Kid != "k1" || got.Session != "s1" || got.Process == nil || got.Process.Parent != 4 || got.Fields["arguments"] != `sh -c "a\nb…"` || got.Fields["arguments_bytes"] != "99" {
 		t.Errorf("got %+v", got)
 	}
 	k.set(func() { k.counts[mark] = Count{Started: 10, Untold: 9} })

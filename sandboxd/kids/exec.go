@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"github.com/oklog/ulid/v2"
 	"golang.org/x/sys/unix"
 
+	"tagout/internal/audit"
 	"tagout/internal/bootclock"
 	"tagout/internal/reason"
 	"tagout/internal/wire"
@@ -49,19 +51,43 @@ const (
 // execFields are what a record says of a command. Environment and input stay out: they are the likeliest
 // places of secrets.
 func execFields(r wire.ExecRequest, exit *wire.ExecExit) map[string]string {
-	const most = 512
-	argv := strings.Join(r.Argv, " ")
-	if len(argv) > most {
-		argv = argv[:most] + "…"
+	argv := audit.Line(r.Argv) // the log redacts it, and cuts it after that
+	if exit == nil {
+		out := map[string]string{"argv": argv}
+		asked(r, out)
+		return out
 	}
-	out := map[string]string{"argv": argv}
-	if exit != nil {
-		out["result"], out["code"] = exit.Result, fmt.Sprint(exit.Code)
-		if exit.Signal != "" {
-			out["signal"] = exit.Signal
-		}
+	const most = 512 // its start has it whole
+	if len(argv) > most {
+		argv = audit.WithoutLastWord(argv[:most])
+	}
+	out := map[string]string{"argv": argv, "result": exit.Result, "code": fmt.Sprint(exit.Code)}
+	if exit.Signal != "" {
+		out["signal"] = exit.Signal
 	}
 	return out
+}
+
+// asked says what else was asked for; of the environment and the input no more than that there was some.
+func asked(r wire.ExecRequest, fields map[string]string) {
+	if r.Shell != "" {
+		fields["shell"] = r.Shell
+	}
+	if r.Dir != "" {
+		fields["dir"] = audit.Shown(r.Dir)
+	}
+	if len(r.Env) > 0 {
+		fields["env"] = audit.Line(slices.Sorted(maps.Keys(r.Env)))
+	}
+	if len(r.Stdin) > 0 {
+		fields["stdin_bytes"] = fmt.Sprint(len(r.Stdin))
+	}
+	if r.TTY != nil {
+		fields["tty"] = "true"
+	}
+	if r.Detach {
+		fields["detach"] = "true"
+	}
 }
 
 // admitExec finds the kid and says whether the command may run in it.

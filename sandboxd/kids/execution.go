@@ -180,7 +180,7 @@ func shown(argv []string) []string {
 	left := bytes
 	for i, a := range argv {
 		if i == words || len(a) > left {
-			return append(out, a[:min(left, len(a))]+"…")
+			return append(out, audit.WithoutLastWord(a[:min(left, len(a))]))
 		}
 		out = append(out, a)
 		left -= len(a)
@@ -194,7 +194,9 @@ func (m *Manager) conduct(e *execution, r wire.ExecRequest) {
 	k := e.k
 	m.touch(k)
 	defer m.touch(k)
-	m.log(k, audit.Record{Event: audit.EventExecStarted, Actor: e.actor, Outcome: audit.OutcomeOK, Fields: execFields(r, nil)})
+	fields := execFields(r, nil)
+	fields["exec"] = e.id
+	m.log(k, audit.Record{Event: audit.EventExecStarted, Actor: e.actor, Outcome: audit.OutcomeOK, Fields: fields})
 	exit := m.runCommand(e.ctx, e, r)
 	m.conclude(e, r, &exit)
 }
@@ -205,7 +207,9 @@ func (m *Manager) conclude(e *execution, r wire.ExecRequest, exit *wire.ExecExit
 	if exit.Result != resultExited {
 		outcome = audit.OutcomeFail
 	}
-	m.log(e.k, audit.Record{Event: audit.EventExecEnded, Actor: e.actor, Outcome: outcome, Detail: exit.Detail, Fields: execFields(r, exit)})
+	fields := execFields(r, exit)
+	fields["exec"] = e.id
+	m.log(e.k, audit.Record{Event: audit.EventExecEnded, Actor: e.actor, Outcome: outcome, Detail: exit.Detail, Fields: fields})
 	m.cfg.Metrics.ExecEnded(exit.Result, time.Since(e.began))
 	m.noteEnded(e, exit)
 }

@@ -108,8 +108,7 @@ func (m *Manager) PutArchive(ctx context.Context, name, actor, path string, src 
 
 // carry opens the place that path is in, calls do, and records what became of it.
 func (m *Manager) carry(ctx context.Context, name, path string, write bool, rec audit.Record, do func(c *carry, fields map[string]string) error) error {
-	const most = 512
-	rec.Kid, rec.Fields = name, map[string]string{"path": path[:min(len(path), most)]}
+	rec.Kid, rec.Fields = name, map[string]string{"path": audit.Shown(path)}
 	c, err := m.openCarry(ctx, name, path, write)
 	if err == nil {
 		defer m.closeCarry(c)

@@ -8,6 +8,8 @@ package mcp
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -47,7 +49,11 @@ func New(c *control.Client, version string) *sdk.Server {
 func (s *server) note(next sdk.MethodHandler) sdk.MethodHandler {
 	return func(ctx context.Context, method string, req sdk.Request) (sdk.Result, error) {
 		if call, ok := req.(*sdk.CallToolRequest); ok {
-			note := wire.ToolCall{Tool: call.Params.Name, Kid: named(call.Params.Arguments), Arguments: shorten(call.Params.Arguments)}
+			sum := sha256.Sum256(call.Params.Arguments)
+			note := wire.ToolCall{
+				Tool: call.Params.Name, Kid: named(call.Params.Arguments), Arguments: shorten(call.Params.Arguments),
+				SHA256: hex.EncodeToString(sum[:]), Bytes: len(call.Params.Arguments),
+			}
 			if err := s.api.Call(ctx, http.MethodPost, "/v1/tool-calls", note, nil); err != nil {
 				return nil, fmt.Errorf("recording the call: nothing was done: %w", err)
 			}
@@ -106,7 +112,8 @@ func cut(s string, most int) string {
 	if len(s) <= most {
 		return s
 	}
-	return fmt.Sprintf("%s… (%d bytes)", strings.ToValidUTF8(s[:most], ""), len(s))
+	// The word in which it is cut goes: of a secret nobody would recognise the half.
+	return fmt.Sprintf("%s (%d bytes)", audit.WithoutLastWord(strings.ToValidUTF8(s[:most], "")), len(s))
 }
 
 // list shows a resource for each kid.
