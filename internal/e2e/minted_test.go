@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"tagout/internal/audit"
 	"tagout/internal/config"
@@ -164,8 +165,38 @@ func TestMintedTokens(t *testing.T) {
 	box.rotationAndExpiry(jwt)
 	box.revocation(kid, jwt)
 	box.stopped(stranger)
-	if n, err := box.neverOnDisk(jwt); err != nil || n < 10 {
+	if n, err := box.neverOnDisk(jwt, ""); err != nil || n < 10 {
 		t.Errorf("%d files: %v", n, err)
+	}
+	box.afterACrash()
+}
+
+// afterACrash kills credd: while it is dead nobody accepts a JWT, and afterwards none that was made before.
+func (b *mintBox) afterACrash() {
+	b.T.Helper()
+	kid := b.spawn("late", inspected, reads+carried)
+	if got := b.call(kid.Name, "GET", "$BOOKS_TOKEN"); !strings.HasSuffix(got, " 200") {
+		b.T.Fatalf("got %q", got)
+	}
+	jwt := b.Net.Books.LastToken()
+	b.Freeze(instance.Credd)
+	ctx, cancel := context.WithTimeout(b.T.Context(), 500*time.Millisecond)
+	defer cancel()
+	for name, c := range b.checkers {
+		if _, err := c.Check(ctx, jwt); !errors.Is(err, tokencheck.ErrUnavailable) {
+			b.T.Errorf("by %s, while credd hangs: %v", name, err)
+		}
+	}
+	b.Kill9(instance.Credd)
+	b.WaitHealthy(instance.Credd)
+	if _, err := b.checkers["introspection"].Check(b.T.Context(), jwt); !errors.Is(err, tokencheck.ErrRevoked) {
+		b.T.Errorf("by introspection, after the crash: %v", err)
+	}
+	if _, err := b.checkers["status list"].Check(b.T.Context(), jwt); !errors.Is(err, tokencheck.ErrUnavailable) {
+		b.T.Errorf("by status list, after the crash: %v", err)
+	}
+	if got := b.call(kid.Name, "GET", "$BOOKS_TOKEN"); !strings.HasSuffix(got, " 403") {
+		b.T.Errorf("the kid's token, after the crash: %q", got)
 	}
 }
 
@@ -243,8 +274,8 @@ func (b *mintBox) stopped(kid wire.Kid) {
 	}
 }
 
-// neverOnDisk looks for a JWT in everything that the box keeps.
-func (b *mintBox) neverOnDisk(jwt string) (files int, err error) {
+// neverOnDisk looks for a JWT in everything that the box keeps, but for one file.
+func (b *mintBox) neverOnDisk(jwt, but string) (files int, err error) {
 	for _, root := range []string{b.Inst.RunDir(), b.Inst.StateDir()} {
 		walked := filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
 			if err != nil || !d.Type().IsRegular() {
@@ -255,6 +286,9 @@ func (b *mintBox) neverOnDisk(jwt string) (files int, err error) {
 				return nil
 			}
 			files++
+			if but != "" && strings.HasSuffix(path, but) {
+				return nil
+			}
 			if strings.Contains(string(raw), jwt) {
 				return fmt.Errorf("%s holds the JWT", path)
 			}
@@ -280,6 +314,12 @@ func TestAMintedFile(t *testing.T) {
 	jwt := box.Net.Books.LastToken()
 	if err := box.elsewhere(jwt, nil); err != nil {
 		t.Error(err)
+	}
+	if n, err := box.neverOnDisk(jwt, kid.Name+"/workspace/keys/books.jwt"); err != nil || n < 10 {
+		t.Errorf("%d files: %v", n, err)
+	}
+	if _, err := box.neverOnDisk(jwt, ""); err == nil { // the control
+		t.Error("the file itself was not found")
 	}
 	box.renewed()
 	box.Must("token", "revoke", "--kid", kid.Name)
