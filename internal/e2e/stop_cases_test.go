@@ -71,8 +71,7 @@ type stopCases struct {
 // TestStopCases walks the field cases S01 to S16 with real daemons and kids. Where a part of a case is tested
 // elsewhere, the comment on its test says where. S13's killswitchd that is dead at rest: TestAKillswitchdThatStaysAway,
 // TestAFrozenKillswitchdClosesTheNetwork. S14 without setting anybody's clock: TestASleepStopsNobody here,
-// TestWallClockDoesNotMatter and TestASuspendedMachine in killswitch. S17 is about the audit log, which does not
-// prove its wholeness yet.
+// TestWallClockDoesNotMatter and TestASuspendedMachine in killswitch. S17 is about the audit log: TestAuditCases.
 func TestStopCases(t *testing.T) {
 	t.Parallel()
 	c := startCases(t)
