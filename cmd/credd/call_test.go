@@ -17,14 +17,6 @@ import (
 // callHere sends one resolve request without leaving the calling thread, whose credentials differ from the
 // process's.
 func callHere(socket string, in wire.ResolveRequest, out *wire.ResolveReply) error {
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd) // nothing is buffered
-	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: socket}); err != nil {
-		return err
-	}
 	body, err := json.Marshal(in)
 	if err != nil {
 		return err
@@ -33,11 +25,7 @@ func callHere(socket string, in wire.ResolveRequest, out *wire.ResolveReply) err
 	if err != nil {
 		return err
 	}
-	req.Close = true
-	if err := req.Write(fdStream(fd)); err != nil {
-		return err
-	}
-	resp, err := http.ReadResponse(bufio.NewReader(fdStream(fd)), req)
+	resp, err := sendHere(socket, req)
 	if err != nil {
 		return err
 	}
@@ -50,6 +38,29 @@ func callHere(socket string, in wire.ResolveRequest, out *wire.ResolveReply) err
 		return &control.Error{Problem: p}
 	}
 	return json.NewDecoder(resp.Body).Decode(out)
+}
+
+// sendHere sends a request on the calling thread and returns the whole answer.
+func sendHere(socket string, req *http.Request) (*http.Response, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd) // nothing is buffered
+	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: socket}); err != nil {
+		return nil, err
+	}
+	req.Close = true
+	if err := req.Write(fdStream(fd)); err != nil {
+		return nil, err
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(fdStream(fd)), req)
+	if err != nil {
+		return nil, err
+	}
+	raw, err := io.ReadAll(resp.Body)
+	resp.Body = io.NopCloser(bytes.NewReader(raw))
+	return resp, err
 }
 
 // fdStream reads and writes a blocking socket.

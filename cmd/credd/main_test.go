@@ -164,8 +164,14 @@ func (w *world) call(method, route string, in, out any) error {
 	return c.Call(ctx, method, route, in, out)
 }
 
-// asProxy makes the call with the proxy's credentials: the kernel takes them from the thread that connects.
+// asProxy makes the call with the proxy's credentials.
 func (w *world) asProxy(in wire.ResolveRequest) (out wire.ResolveReply, err error) {
+	err = w.onProxysThread(func(socket string) error { return callHere(socket, in, &out) })
+	return out, err
+}
+
+// onProxysThread calls fn on a thread with the proxy's credentials: the kernel takes them from the thread that connects.
+func (w *world) onProxysThread(fn func(socket string) error) (err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -179,10 +185,10 @@ func (w *world) asProxy(in wire.ResolveRequest) (out wire.ResolveReply, err erro
 			err = e
 			return
 		}
-		err = callHere(w.inst.Socket(instance.Credd), in, &out)
+		err = fn(w.inst.Socket(instance.Credd))
 	}()
 	<-done
-	return out, err
+	return err
 }
 
 func (w *world) mint(mark uint32) string {

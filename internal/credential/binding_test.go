@@ -285,3 +285,30 @@ func seal(path string, to *age.X25519Identity, plain string) error {
 	_, err = w.Write([]byte(plain))
 	return errors.Join(err, w.Close(), f.Close())
 }
+
+// FuzzPresentation: what is taken can be written into a request without changing what the request is.
+func FuzzPresentation(f *testing.F) {
+	f.Add("header", "X-Api-Key", "")
+	f.Add("basic", "", "ci")
+	f.Add("query", "key\r\nHost: x", "")
+	f.Add("sigv4", "", "AKIAIOSFODNN7EXAMPLE")
+	f.Add("", "a", "b")
+	f.Fuzz(func(t *testing.T, as, name, user string) {
+		p, err := checkPresentation(wire.Presentation{As: as, Name: name, User: user})
+		if err != nil {
+			return
+		}
+		for _, s := range []string{p.As, p.Name, p.User} {
+			if strings.ContainsAny(s, "\r\n\x00") || len(s) > maxName {
+				t.Errorf("%+v was taken", p)
+			}
+		}
+		again, err := checkPresentation(p)
+		if err != nil || again != p {
+			t.Errorf("%+v is not canonical: %+v, %v", p, again, err)
+		}
+		if !shownAt(p, wire.Presentation{As: p.As, Name: p.Name}) {
+			t.Errorf("%+v is not shown where it says", p)
+		}
+	})
+}

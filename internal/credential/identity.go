@@ -14,7 +14,10 @@ import (
 	"tagout/internal/vaultseal"
 )
 
-// A passphrase of people costs about a second; more than twice as much is not theirs.
+// A passphrase costs whoever tries one about a second, and 256 MiB. A file that asks for more than four times that is not
+// ours. Tests of other things make it cheaper.
+var workFactor = 18
+
 const maxWorkFactor = 20
 
 // minPassphrase is what a passphrase has at least, in bytes.

@@ -114,6 +114,7 @@ func sealTo(req *wire.SealRequest) (how string, to age.Recipient, err error) {
 	if err != nil {
 		return "", nil, &badEntry{"this cannot be a passphrase"}
 	}
+	scrypt.SetWorkFactor(workFactor)
 	return vaultseal.Passphrase, scrypt, nil
 }
 

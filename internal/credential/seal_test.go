@@ -20,6 +20,11 @@ import (
 
 const testPassphrase = "correct horse battery staple"
 
+func TestMain(m *testing.M) {
+	workFactor = 8 // cmd/credd's tests have the real one
+	os.Exit(m.Run())
+}
+
 // testKey is an identity that another one is sealed to, as systemd would keep it.
 func testKey(t *testing.T) *age.X25519Identity {
 	t.Helper()
