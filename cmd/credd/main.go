@@ -104,6 +104,12 @@ func (r recorder) AddSecret(value string) {
 	r.prints.Add(value)
 }
 
+// DropSecret forgets a value that is worth nothing any more, such as a lease that is revoked.
+func (r recorder) DropSecret(value string) {
+	r.Logger.DropSecret(value)
+	r.prints.Remove(value)
+}
+
 // maxKey bounds what opens the vault's identity, in bytes.
 const maxKey = 4 << 10
 

@@ -235,3 +235,37 @@ func BenchmarkPrints(b *testing.B) {
 		use.text(line)
 	}
 }
+
+// TestASecretThatIsDropped: what is worth nothing any more is recognised no more, and the others still are.
+func TestASecretThatIsDropped(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "prints")
+	p, err := NewPrints(saving(path), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const dead, alive = "a lease that is revoked", "a lease that is not"
+	p.Add(dead)
+	p.Add(alive)
+	waitFile(t, path)
+	p.Remove(dead)
+	p.Remove(dead)
+	deadline := time.Now().Add(10 * time.Second)
+	for {
+		use, err := readPrints(path)
+		if err == nil && use.text(dead) == dead && use.text(alive) == Redacted {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the file still has it: %v", err)
+		}
+		time.Sleep(time.Millisecond) // between looks
+	}
+	r := newRedactor()
+	r.add(dead)
+	r.add(alive)
+	r.text("so that both are known")
+	r.drop(dead)
+	if r.text(dead) != dead || r.text(alive) != Redacted {
+		t.Errorf("%q %q", r.text(dead), r.text(alive))
+	}
+}

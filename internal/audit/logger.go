@@ -265,6 +265,9 @@ func timed(since *atomic.Int64, call func() error) error {
 // AddSecret makes the logger replace value, and its usual encodings, in every record from now on.
 func (l *Logger) AddSecret(value string) { l.redact.add(value) }
 
+// DropSecret makes the logger forget a value that is worth nothing any more: it was revoked where it was issued.
+func (l *Logger) DropSecret(value string) { l.redact.drop(value) }
+
 // Sync returns when everything logged before is on disk, or with ctx's error when the disk takes too long. Many who wait
 // at the same time have one fsync.
 func (l *Logger) Sync(ctx context.Context) error {

@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -81,6 +82,28 @@ func (p *Prints) Add(value string) {
 	for _, f := range forms(value) {
 		p.file.Prints = append(p.file.Prints, print{Length: len(f), Head: head(multiplier(p.file.Key), f), MAC: mac(p.file.Key, f)[:macLen]})
 	}
+	p.writeLater()
+}
+
+// Remove has the value recognised no more: it is worth nothing any more.
+func (p *Prints) Remove(value string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	id := [32]byte(mac(p.file.Key, value))
+	if !p.known[id] {
+		return
+	}
+	delete(p.known, id)
+	gone := map[string]bool{}
+	for _, f := range forms(value) {
+		gone[string(mac(p.file.Key, f)[:macLen])] = true
+	}
+	p.file.Prints = slices.DeleteFunc(p.file.Prints, func(one print) bool { return gone[string(one.MAC)] })
+	p.writeLater()
+}
+
+// writeLater is called with mu held.
+func (p *Prints) writeLater() {
 	if p.due {
 		return
 	}

@@ -130,6 +130,19 @@ func (r *redactor) add(value string) {
 	r.stale.Store(true)
 }
 
+// drop makes the redactor forget a value that is worth nothing any more.
+func (r *redactor) drop(value string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i, have := range r.values {
+		if have == value {
+			r.values = append(r.values[:i:i], r.values[i+1:]...)
+			r.stale.Store(true)
+			return
+		}
+	}
+}
+
 // replacer finds the known values; nil while there are none.
 func (r *redactor) replacer() *strings.Replacer {
 	if !r.stale.Load() {

@@ -92,9 +92,7 @@ func (k *Keeper) load(id string) {
 	w := e.Leased
 	l := &lease{id: id, want: Want{Secret: w.Secret, Provider: w.Provider, Role: w.Role}, handle: e.Handle, noted: e.Noted, shown: w,
 		who: Session{ID: w.Session, Kid: w.Kid, Card: w.Card, Mark: w.Mark}}
-	if e.Handle.Token != "" {
-		k.cfg.Audit.AddSecret(e.Handle.Token)
-	}
+	k.redact(l, e.Handle.Token)
 	l.over = k.cfg.Boottime() + min(max(w.ValidUntil.Sub(k.cfg.Now()), 0), k.longest(w.Provider))
 	if w.State == wire.LeaseRevoked { // it waits to be tidied up
 		if t, ok := k.cfg.Issuers[w.Provider].Provider.(provider.Tidier); ok {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -23,6 +24,7 @@ type lease struct {
 	handle    provider.Handle // guarded by mu
 	noted     bool            // there is something to revoke; guarded by mu
 	value     provider.Secret // guarded by mu; empty once it is not to be used
+	redacted  []string        // what the audit log was told; guarded by mu
 	usable    time.Duration   // CLOCK_BOOTTIME; guarded by mu
 	over      time.Duration   // CLOCK_BOOTTIME: by the provider's word nobody takes it any more; guarded by mu
 	renewable bool            // guarded by mu
@@ -101,6 +103,7 @@ func (k *Keeper) mint(ctx context.Context, l *lease, is Issuer) error {
 	}
 	req := provider.Request{ID: l.id, Session: l.who.ID, Kid: l.who.Kid, Card: l.who.Card, Role: l.want.Role, Lifetime: asked,
 		Note: func(h provider.Handle) error {
+			k.redact(l, h.Token)
 			l.mu.Lock()
 			l.handle, l.noted = h, true
 			l.mu.Unlock()
@@ -122,10 +125,7 @@ func (k *Keeper) mint(ctx context.Context, l *lease, is Issuer) error {
 
 // took takes over what the provider gave.
 func (k *Keeper) took(l *lease, is Issuer, got provider.Lease, asked time.Duration) error {
-	k.cfg.Audit.AddSecret(got.Secret.Value) // before anything of it can be logged
-	if got.Secret.Session != "" {
-		k.cfg.Audit.AddSecret(got.Secret.Session)
-	}
+	k.redact(l, got.Secret.Value, got.Secret.Session) // before anything of it can be logged
 	l.mu.Lock()
 	l.handle, l.noted, l.value = got.Handle, true, got.Secret
 	l.renewable, l.lives = got.Renewable, got.Lifetime
@@ -224,6 +224,18 @@ func (l *lease) ends() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.usable
+}
+
+// redact tells the audit log what it must not show; empty ones are none.
+func (k *Keeper) redact(l *lease, values ...string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, v := range values {
+		if v != "" && !slices.Contains(l.redacted, v) {
+			k.cfg.Audit.AddSecret(v)
+			l.redacted = append(l.redacted, v)
+		}
+	}
 }
 
 // pause waits for d; false where ctx ended before.

@@ -45,11 +45,13 @@ type Issuer struct {
 	MaxLifetime time.Duration // a lease that says it lives longer is given back
 }
 
-// Recorder is the audit log. Neither method blocks.
+// Recorder is the audit log. No method blocks. Where it has DropSecret too, it forgets what is revoked.
 type Recorder interface {
 	Log(audit.Record)
 	AddSecret(value string)
 }
+
+type dropper interface{ DropSecret(value string) }
 
 // Config is what a Keeper needs. Nothing may be nil.
 type Config struct {
@@ -89,11 +91,13 @@ type Keeper struct {
 	leases map[string]*lease  // that may be valid, by id; guarded by mu
 	done   []wire.Leased      // the last keepClosed that are over; guarded by mu
 	bad    []string           // journal entries that cannot be read; guarded by mu
+
+	dropAfter time.Duration // the constant, but in tests
 }
 
 // New returns a Keeper that has nothing yet. Load and Close it.
 func New(cfg Config) *Keeper {
-	k := &Keeper{cfg: cfg, slots: map[string][]*slot{}, leases: map[string]*lease{}, turns: map[string]chan struct{}{}}
+	k := &Keeper{cfg: cfg, slots: map[string][]*slot{}, leases: map[string]*lease{}, dropAfter: dropAfter, turns: map[string]chan struct{}{}}
 	k.ctx, k.cancel = context.WithCancel(context.Background())
 	k.idle, k.rest = context.WithCancel(k.ctx)
 	for name := range cfg.Issuers {

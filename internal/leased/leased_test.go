@@ -101,11 +101,28 @@ func (m *mill) Revoke(ctx context.Context, h provider.Handle) error {
 }
 
 type recorder struct {
-	mu   sync.Mutex
-	recs []audit.Record
+	mu      sync.Mutex
+	recs    []audit.Record
+	secrets map[string]bool
 }
 
-func (r *recorder) AddSecret(string) {}
+func (r *recorder) AddSecret(v string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.secrets[v] = true
+}
+
+func (r *recorder) DropSecret(v string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.secrets, v)
+}
+
+func (r *recorder) redacts(v string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.secrets[v]
+}
 func (r *recorder) Log(rec audit.Record) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -134,7 +151,7 @@ type bed struct {
 }
 
 func newBed(t *testing.T, mills map[string]*mill) *bed {
-	b := &bed{t: t, dir: filepath.Join(t.TempDir(), "leases"), rec: &recorder{}}
+	b := &bed{t: t, dir: filepath.Join(t.TempDir(), "leases"), rec: &recorder{secrets: map[string]bool{}}}
 	b.open(mills)
 	return b
 }
@@ -455,4 +472,25 @@ func TestClosing(t *testing.T) {
 	if m.live() != 0 || b.files() != 0 {
 		t.Errorf("%d live, %d in the journal", m.live(), b.files())
 	}
+}
+
+// TestWhatIsRevokedIsRedactedNoMore: a value is redacted while it is worth anything, and for a while after; then it is
+// forgotten.
+func TestWhatIsRevokedIsRedactedNoMore(t *testing.T) {
+	t.Parallel()
+	m := newMill(time.Hour)
+	b := newBed(t, map[string]*mill{"a": m})
+	b.k.dropAfter = 50 * time.Millisecond
+	v := value(t, b.mint("1", db), "db")
+	if !b.rec.redacts(v) {
+		t.Fatal("what was leased may be logged")
+	}
+	m.hook(&m.revoke, func(context.Context) error { return &provider.Error{Kind: provider.Unsure, Text: "later"} })
+	b.k.End("01J1", "")
+	b.wait("a try", func() bool { return b.rec.count(audit.EventRevokeFailed) == 1 })
+	if !b.rec.redacts(v) {
+		t.Error("what is still valid may be logged")
+	}
+	m.hook(&m.revoke, nil)
+	b.wait("it to be forgotten", func() bool { return !b.rec.redacts(v) && m.live() == 0 })
 }

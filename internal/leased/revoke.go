@@ -16,6 +16,7 @@ const (
 	leastTrying = 2 * time.Minute
 	grace       = 10 * time.Second
 	tidyTries   = 20
+	dropAfter   = time.Minute // how long what is revoked is still redacted: others' records come later
 )
 
 // revokeSoon begins the revocation of a lease; from now on nobody uses it. It returns at once.
@@ -161,11 +162,27 @@ func (k *Keeper) close(l *lease) {
 		return
 	}
 	delete(k.leases, l.id)
+	time.AfterFunc(k.dropAfter, func() { k.unredact(l) })
 	if w.State == wire.LeaseMinting {
 		return
 	}
 	k.done = append(k.done, w)
 	if len(k.done) > keepClosed {
 		k.done = k.done[len(k.done)-keepClosed:]
+	}
+}
+
+// unredact lets the audit log forget what is worth nothing any more: a box that leases for years must not remember all.
+func (k *Keeper) unredact(l *lease) {
+	d, ok := k.cfg.Audit.(dropper)
+	if !ok {
+		return
+	}
+	l.mu.Lock()
+	values := l.redacted
+	l.redacted = nil
+	l.mu.Unlock()
+	for _, v := range values {
+		d.DropSecret(v)
 	}
 }
