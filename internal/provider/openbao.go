@@ -168,10 +168,10 @@ func (b *OpenBao) Revoke(ctx context.Context, h Handle) error {
 		return nil
 	}
 	err := b.end(ctx, h.Token)
-	if err != nil && KindOf(err) == Refused {
-		return nil // it is over already
+	if err != nil && KindOf(err) == Refused && h.ID != "" {
+		return nil // the login is over already; the lease was revoked before
 	}
-	return err
+	return err // without a lease's name the login is all there is: a refusal may mean that it lives and may not do this
 }
 
 // end revokes a login of ours, and with it what was made with it.
