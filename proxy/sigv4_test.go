@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"context"
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/hex"
@@ -221,5 +222,42 @@ func TestSigV4(t *testing.T) {
 	sign("s3", sha(""), false)(r)
 	if err := verifyAWS(r, nil); err == nil {
 		t.Error("the server takes a signature that was made with a token")
+	}
+}
+
+// TestSigV4OfALease: temporary keys go with their session token, which is signed, and does not come back.
+func TestSigV4OfALease(t *testing.T) {
+	const session = "session-token-of-the-lease/+=="
+	for _, way := range ways {
+		t.Run(way.name, func(t *testing.T) {
+			w := newWorld(t)
+			var mu sync.Mutex
+			var asked []wire.ResolveRequest
+			resolve := bound(wire.Presentation{As: wire.AsSigV4, User: accessKey}, &asked, &mu)
+			w.tokens.resolve = func(ctx context.Context, req wire.ResolveRequest) (wire.ResolveReply, error) {
+				reply, err := resolve(ctx, req)
+				reply.SessionToken = session
+				return reply, err
+			}
+			c, base := way.client(w, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+				body, _ := io.ReadAll(r.Body)
+				if err := verifyAWS(r, body); err != nil || r.Header.Get("X-Amz-Security-Token") != session || !strings.Contains(r.Header.Get("Authorization"), "x-amz-security-token") {
+					rw.WriteHeader(http.StatusForbidden)
+					fmt.Fprint(rw, err)
+				}
+				fmt.Fprint(rw, r.Header.Get("X-Amz-Security-Token"))
+			}), func(r *policy.Rule) { r.Credential = "api" })
+			r := request("GET", base+"/bucket/key", "")
+			r.Header.Set("X-Amz-Content-Sha256", sha(""))
+			signer := v4.NewSigner(func(o *v4.SignerOptions) { o.DisableURIPathEscaping = true })
+			must(t, signer.SignHTTP(t.Context(), aws.Credentials{AccessKeyID: token, SecretAccessKey: token}, r, sha(""), "s3", "eu-west-1", time.Now()))
+			resp, err := c.Do(r)
+			must(t, err)
+			answer := new(strings.Builder)
+			io.Copy(answer, resp.Body)
+			if resp.StatusCode != 200 || strings.Contains(answer.String(), session) {
+				t.Errorf("%s: %s", resp.Status, answer)
+			}
+		})
 	}
 }
