@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -18,7 +19,7 @@ func TestCredentialsFiguresAreProduced(t *testing.T) {
 	said := tagout.run("bench", "credentials", "--short", "--bin-dir", tagout.bin, "--out", dir)
 	metrics := figures(t, filepath.Join(dir, "credentials.json"))
 	redis := ""
-	if installed("redis-server") {
+	if _, err := exec.LookPath("redis-server"); err == nil {
 		redis = peerRedis
 	}
 	want := map[string]string{ // -> its peer
