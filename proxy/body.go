@@ -85,7 +85,7 @@ func (s *swap) read(limit int) *refusal {
 	for buf.Len() <= limit {
 		if room < buf.Len()+bodyStep {
 			if !x.hold(bodyStep) {
-				return &refusal{reason.Capacity, "the kid's connections keep too much waiting", x.rule}
+				return x.crowded()
 			}
 			room += bodyStep
 		}

@@ -131,6 +131,7 @@ func (x *exchange) send(r *http.Request) *http.Response {
 		return x.refuse(*why)
 	}
 	m.header(resp.Header)
+	m.header(resp.Trailer) // the names that are announced
 	if resp.StatusCode == http.StatusSwitchingProtocols {
 		if !x.head.tunnel {
 			resp.Body.Close() // refused
@@ -139,9 +140,11 @@ func (x *exchange) send(r *http.Request) *http.Response {
 		return x.upgraded(resp, m)
 	}
 	dropHopFields(resp.Header)
-	if m != nil && !uncompress(r, resp) {
-		resp.Body.Close() // refused
-		return x.refuse(refusal{reason.DialFailed, "the server compressed an answer to a request that carried a secret, in a way in which the answer cannot be looked through: send the request without Range, or ask the service for plain answers", x.rule})
+	if m != nil {
+		if why := x.uncompress(r, resp); why != nil {
+			resp.Body.Close() // refused
+			return x.refuse(*why)
+		}
 	}
 	resp.Body = &answerBody{ReadCloser: resp.Body, x: x, mask: m, resp: resp}
 	return resp

@@ -389,12 +389,19 @@ func (x *exchange) unsaid(text string) string {
 type countedBody struct {
 	io.ReadCloser
 	x      *exchange
+	ended  bool        // owned by whoever reads
 	closed atomic.Bool // nobody wants the rest
 }
 
+// Read implements io.Reader. After the end it does not ask again: the HTTP client does, and the HTTP server closes the
+// body as soon as the answer begins, which may be before that.
 func (b *countedBody) Read(p []byte) (int, error) {
+	if b.ended {
+		return 0, io.EOF
+	}
 	n, err := b.ReadCloser.Read(p)
 	b.x.up.Add(int64(n))
+	b.ended = errors.Is(err, io.EOF)
 	if err != nil && !errors.Is(err, io.EOF) && !b.closed.Load() {
 		b.x.tear(err)
 	}

@@ -104,7 +104,7 @@ func (m *mask) text(s string) string {
 // names says whether a text that lost its case holds a secret.
 func (m *mask) names(s string) bool {
 	return m != nil && slices.ContainsFunc(m.values, func(v []byte) bool {
-		return strings.Contains(strings.ToLower(s), strings.ToLower(string(v)))
+		return len(v) <= len(s) && strings.Contains(strings.ToLower(s), strings.ToLower(string(v)))
 	})
 }
 

@@ -480,7 +480,9 @@ func TestBodiesPass(t *testing.T) {
 			resp, err := c.Do(r)
 			must(t, err)
 			answer, err := io.ReadAll(resp.Body)
-			must(t, err)
+			if err != nil {
+				t.Fatalf("%s, %s %q: %v after %d bytes; records:\n%s", way.name, tc.kind, tc.coding, err, len(answer), w.records.dump())
+			}
 			got, _ := srv.last()
 			if got.body != sent || got.length != int64(len(sent)) || got.header.Get("Authorization") != "Bearer "+realValue {
 				t.Errorf("%s, %s %q: %d bytes arrived of %d, announced %d (%s)", way.name, tc.kind, tc.coding, len(got.body), len(sent), got.length, clip(string(answer), 300))
@@ -527,4 +529,70 @@ func FuzzJSON(f *testing.F) {
 			t.Errorf("%q became %q without a secret", text, out)
 		}
 	})
+}
+
+// TestTokensAreRationed: a request with tokens in very many places is refused before credd is asked for all of them.
+func TestTokensAreRationed(t *testing.T) {
+	w := newWorld(t)
+	var uses atomic.Int64
+	w.tokens.resolve = func(ctx context.Context, req wire.ResolveRequest) (wire.ResolveReply, error) {
+		uses.Add(1)
+		return credd(ctx, req)
+	}
+	srv := &server{}
+	c, base := ways[1].client(w, srv, func(r *policy.Rule) { r.Credential = "api" })
+	for n, want := range map[int]reason.Code{maxShown: reason.OK, maxShown + 1: reason.Capacity} {
+		uses.Store(0)
+		r := request("GET", base+"/", "")
+		for i := range n {
+			r.Header.Set(fmt.Sprint("X-Key-", i), token)
+		}
+		resp, err := c.Do(r)
+		must(t, err)
+		if code := codes(t, []*http.Response{resp})[0]; code != want || uses.Load() != maxShown {
+			t.Errorf("%d places: %v after %d uses", n, code, uses.Load())
+		}
+	}
+}
+
+// TestDecodersAreBooked: what it takes to look into compressed bodies is on the session's share of memory, and given back.
+func TestDecodersAreBooked(t *testing.T) {
+	w := newWorld(t, func(c *Config) { c.Limits.BufferPerSession = 8 << 20 })
+	w.tokens.resolve = credd
+	c, base := ways[1].client(w, &server{}, func(r *policy.Rule) { r.Credential = "api" })
+	for coding, want := range map[string]reason.Code{"gzip": reason.OK, "br": reason.Capacity, "zstd": reason.Capacity} {
+		for range 40 {
+			resp, err := c.Do(request("POST", base+"/", squeezed(coding, "hello"), "Content-Encoding", coding))
+			must(t, err)
+			if code := codes(t, []*http.Response{resp})[0]; code != want {
+				t.Fatalf("%s: %v, want %v", coding, code, want)
+			}
+			io.Copy(io.Discard, resp.Body)
+		}
+	}
+}
+
+// TestTrailersNamedAfterASecret: a server that names a field after the secret it was sent does not hand it over so.
+func TestTrailersNamedAfterASecret(t *testing.T) {
+	for _, way := range ways {
+		w := newWorld(t)
+		w.tokens.resolve = credd
+		c, base := way.client(w, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+			rw.Header().Set("Trailer", "X-Fine, X-"+realValue)
+			rw.Header().Set("X-"+realValue, "1")
+			rw.Header().Set("Location", "https://elsewhere.test/?key="+realValue)
+			io.WriteString(rw, "body")
+			rw.Header().Set("X-Fine", "yes")
+			rw.Header().Set("X-"+realValue, "1")
+			rw.Header().Set(http.TrailerPrefix+"X-Late-"+realValue, realValue)
+		}), func(r *policy.Rule) { r.Credential = "api" })
+		resp, err := c.Do(request("GET", base+"/", "", "X-Key", token))
+		must(t, err)
+		body, err := io.ReadAll(resp.Body)
+		must(t, err)
+		text := strings.ToLower(fmt.Sprint(resp.Header, resp.Trailer, string(body)))
+		if strings.Contains(text, realValue) || resp.Trailer.Get("X-Fine") != "yes" || !strings.HasPrefix(resp.Header.Get("Location"), "https://elsewhere.test/?key=***") {
+			t.Errorf("%s: %s", way.name, text)
+		}
+	}
 }

@@ -232,6 +232,11 @@ func (x *exchange) hold(n int) bool {
 	return true
 }
 
+// crowded refuses a request for which the session's share does not suffice.
+func (x *exchange) crowded() *refusal {
+	return &refusal{reason.Capacity, "the kid's connections keep too much waiting", x.rule}
+}
+
 // giveBack gives back n bytes of what hold booked for the connection.
 func (c *conn) giveBack(n int) {
 	if n == 0 {

@@ -105,10 +105,13 @@ func (s *swap) scanBody(begin []byte, coding, about string) *refusal {
 	if len(begin) > 0 {
 		b.ReadCloser = readCloser{io.MultiReader(bytes.NewReader(begin), s.r.Body), s.r.Body}
 	}
-	if decode := decoders[coding]; decode != nil {
+	if decode, ok := decoders[coding]; ok {
+		if !s.x.hold(decode.room + packedAhead) {
+			return s.x.crowded()
+		}
 		b.about = " that is compressed"
 		b.packed = &unpacker{raw: b.ReadCloser}
-		b.packed.plain = &lazyReader{open: func() (io.Reader, error) { return decode(b.packed.tee()) }}
+		b.packed.plain = &lazyReader{open: func() (io.Reader, error) { return decode.open(b.packed.tee()) }}
 	}
 	s.r.Body = b
 	return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"strconv"
 	"strings"
 
 	"tagout/internal/control"
@@ -44,6 +45,9 @@ type swap struct {
 	whole   bool      // body is all of it
 	changed bool      // body is not what the kid sent
 }
+
+// maxShown is in how many places a request may show tokens: credd is asked for each.
+const maxShown = 16
 
 // shown is a token in a place.
 type shown struct {
@@ -91,6 +95,9 @@ func (s *swap) ask(token string, at wire.Presentation) (wire.ResolveReply, *refu
 	key := shown{token, at}
 	if reply, ok := s.known[key]; ok {
 		return reply, nil
+	}
+	if len(s.known) == maxShown {
+		return wire.ResolveReply{}, &refusal{reason.Capacity, "tokens in more than " + strconv.Itoa(maxShown) + " places of one request", s.x.rule}
 	}
 	reply, why := s.x.resolve(token, at)
 	if why != nil {

@@ -11,18 +11,26 @@ import (
 	"github.com/andybalholm/brotli"
 	"github.com/klauspost/compress/flate"
 	"github.com/klauspost/compress/zstd"
+
+	"tagout/internal/reason"
 )
 
+// decoder reads a content coding. It holds nothing but memory.
+type decoder struct {
+	open func(io.Reader) (io.Reader, error)
+	room int // bytes that it may take, roughly: its window
+}
+
 // decoders read the content codings that are registered for HTTP (RFC 9110, 8.4.1; RFC 7932; RFC 8878), in the calling
-// goroutine. They hold nothing but memory.
-var decoders = map[string]func(io.Reader) (io.Reader, error){
-	"gzip":    func(r io.Reader) (io.Reader, error) { return gzip.NewReader(r) },
-	"x-gzip":  func(r io.Reader) (io.Reader, error) { return gzip.NewReader(r) },
-	"deflate": inflate,
-	"br":      func(r io.Reader) (io.Reader, error) { return brotli.NewReader(r), nil },
-	"zstd": func(r io.Reader) (io.Reader, error) {
+// goroutine.
+var decoders = map[string]decoder{
+	"gzip":    {func(r io.Reader) (io.Reader, error) { return gzip.NewReader(r) }, 64 << 10},
+	"x-gzip":  {func(r io.Reader) (io.Reader, error) { return gzip.NewReader(r) }, 64 << 10},
+	"deflate": {inflate, 64 << 10},
+	"br":      {func(r io.Reader) (io.Reader, error) { return brotli.NewReader(r), nil }, 16 << 20},
+	"zstd": {func(r io.Reader) (io.Reader, error) {
 		return zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(maxWindow))
-	},
+	}, maxWindow + 1<<20},
 }
 
 // maxWindow is the largest window that RFC 8878 wants receivers to support, and RFC 9659 senders to keep to.
@@ -39,24 +47,26 @@ func inflate(r io.Reader) (io.Reader, error) {
 }
 
 // uncompress makes an answer readable that a server compressed although the request did not allow it, as some do
-// with what they keep compressed: secrets in it could not be masked otherwise. It returns false where it cannot.
-func uncompress(r *http.Request, resp *http.Response) bool {
+// with what they keep compressed: secrets in it could not be masked otherwise. The refusal says why it cannot.
+func (x *exchange) uncompress(r *http.Request, resp *http.Response) *refusal {
 	coding := strings.ToLower(strings.TrimSpace(strings.Join(resp.Header.Values("Content-Encoding"), ",")))
-	decode := decoders[coding]
+	decode, known := decoders[coding]
 	switch {
 	case coding == "" || coding == "identity":
-		return true
+		return nil
 	case r.Method == http.MethodHead || resp.StatusCode == http.StatusNoContent || resp.StatusCode == http.StatusNotModified:
-		return true // there is no body
-	case decode == nil || resp.StatusCode == http.StatusPartialContent:
-		return false
+		return nil // there is no body
+	case !known || resp.StatusCode == http.StatusPartialContent:
+		return &refusal{reason.DialFailed, "the server compressed an answer to a request that carried a secret, in a way in which the answer cannot be looked through: send the request without Range, or ask the service for plain answers", x.rule}
+	case !x.hold(decode.room):
+		return x.crowded()
 	}
 	resp.Header.Del("Content-Encoding")
 	resp.Header.Del("Content-Length")
 	resp.ContentLength, resp.Uncompressed = -1, true
 	packed := resp.Body
-	resp.Body = &plainBody{packed: packed, lazyReader: lazyReader{open: func() (io.Reader, error) { return decode(packed) }}}
-	return true
+	resp.Body = &plainBody{packed: packed, lazyReader: lazyReader{open: func() (io.Reader, error) { return decode.open(packed) }}}
+	return nil
 }
 
 // plainBody reads a compressed body as plain text. It waits for the first byte until it is read.

@@ -99,9 +99,10 @@ type frame struct {
 }
 
 var (
-	errFrame        = errors.New("bytes that are no frame of a WebSocket, or one of an extension that nobody agreed on")
-	errFrameMasked  = errors.New("a frame of a WebSocket that a server has masked")
-	errFrameUnknown = errors.New("a frame of a WebSocket that a client has not masked")
+	errFrame       = errors.New("bytes that are no frame of a WebSocket, or one of an extension that nobody agreed on")
+	errFrameMasked = errors.New("a frame of a WebSocket that a server has masked")
+	errFrameCrowd  = errors.New("more frames between two parts of a message of a WebSocket than are kept")
+	errFramePlain  = errors.New("a frame of a WebSocket that a client has not masked")
 )
 
 // readFrame reads the head of a frame. size is how many bytes it takes, of which b may have fewer.
@@ -169,7 +170,7 @@ func (s *frameScan) feed(p []byte) (token string, err error) {
 			case len(s.head) < size:
 				return "", nil
 			case !f.masked:
-				return "", errFrameUnknown
+				return "", errFramePlain
 			}
 			s.frame, s.inside, s.head = f, true, s.head[:0]
 		}
@@ -218,6 +219,9 @@ type frameMask struct {
 	talk   []byte // payload of a control frame
 }
 
+// maxPinned is how many control frames and heads are kept while the next part of a message is waited for.
+const maxPinned = 256
+
 // pin is what stands in the stream before the byte of held that has the index at.
 type pin struct {
 	at  int
@@ -241,6 +245,9 @@ func (m *frameMask) feed(p []byte) error {
 				return nil
 			case f.masked:
 				return errFrameMasked
+			}
+			if len(m.pinned) >= maxPinned {
+				return errFrameCrowd
 			}
 			m.pin(m.head)
 			m.frame, m.inside, m.head = f, true, nil
