@@ -40,10 +40,22 @@ func bound(p wire.Presentation, asked *[]wire.ResolveRequest, mu *sync.Mutex) fu
 	}
 }
 
+// question is what credd was asked last.
+type question struct {
+	last atomic.Pointer[wire.ResolveRequest]
+}
+
+func (q *question) get() wire.ResolveRequest {
+	if req := q.last.Load(); req != nil {
+		return *req
+	}
+	return wire.ResolveRequest{}
+}
+
 // noneBelongs is a credd that keeps what it was asked last, and refuses it.
-func noneBelongs(asked *wire.ResolveRequest) func(context.Context, wire.ResolveRequest) (wire.ResolveReply, error) {
+func noneBelongs(asked *question) func(context.Context, wire.ResolveRequest) (wire.ResolveReply, error) {
 	return func(_ context.Context, req wire.ResolveRequest) (wire.ResolveReply, error) {
-		*asked = req
+		asked.last.Store(&req)
 		return wire.ResolveReply{}, &control.Error{Problem: wire.Problem{Status: 403, Reason: reason.TokenScope, Detail: "not here"}}
 	}
 }
@@ -392,29 +404,29 @@ func TestTokensElsewhere(t *testing.T) {
 // about the name, in a CONNECT, in a request and in a ClientHello.
 func TestTokensInNames(t *testing.T) {
 	w := newWorld(t)
-	var asked wire.ResolveRequest
+	var asked question
 	w.tokens.resolve = noneBelongs(&asked)
 	at := w.tlsServer(func(net.Conn) { t.Error("a connection arrived") }, apiHost)
 	name := strings.ToUpper(token) + ".files.vendor.test"
 	w.allow(rule(apiHost, at.Port(), policy.TLS), rule("**.vendor.test", at.Port(), policy.TLS), rule("**.vendor.test", 80, policy.HTTP))
 	_, head := w.connect(fmt.Sprintf("%s:%d", name, at.Port()))
-	if !strings.Contains(head, " 403 ") || asked.Token != token || !asked.None {
-		t.Errorf("CONNECT: %s; asked %+v", head, asked)
+	if !strings.Contains(head, " 403 ") || asked.get().Token != token || !asked.get().None {
+		t.Errorf("CONNECT: %s; asked %+v", head, asked.get())
 	}
 	w.wantRefused(reason.TokenScope)
-	asked = wire.ResolveRequest{}
+	asked.last.Store(nil)
 	resp := ask(t, w.dial(w.explicit), "GET http://"+name+"/ HTTP/1.1\r\nHost: "+name+"\r\n\r\n", 1)[0]
-	if p := problemOf(t, resp); p.Reason != reason.TokenScope || asked.Token != token {
-		t.Errorf("a request: %v; asked %+v", p.Reason, asked)
+	if p := problemOf(t, resp); p.Reason != reason.TokenScope || asked.get().Token != token {
+		t.Errorf("a request: %v; asked %+v", p.Reason, asked.get())
 	}
-	asked = wire.ResolveRequest{}
+	asked.last.Store(nil)
 	tc := tls.Client(w.dialName(apiHost, at.Port()), &tls.Config{ServerName: name, InsecureSkipVerify: true})
 	if err := tc.Handshake(); err == nil {
 		t.Error("a ClientHello with a token in its name was let pass")
 	}
 	rec := w.records.wait(t, "the hello", func(r audit.Record) bool { return r.Reason == reason.TokenScope && r.Dst.Name == apiHost })
-	if asked.Token != token || rec.Outcome != audit.OutcomeDeny {
-		t.Errorf("asked %+v, record %+v", asked, rec)
+	if asked.get().Token != token || rec.Outcome != audit.OutcomeDeny {
+		t.Errorf("asked %+v, record %+v", asked.get(), rec)
 	}
 }
 
@@ -423,7 +435,7 @@ func TestTokensInNames(t *testing.T) {
 func TestTokensInATunnel(t *testing.T) {
 	for _, first := range []bool{true, false} {
 		w := newWorld(t)
-		var asked wire.ResolveRequest
+		var asked question
 		w.tokens.resolve = noneBelongs(&asked)
 		got := make(chan string, 1)
 		at := listen(t, serverAddr, 0, func(c net.Conn) {
@@ -449,8 +461,8 @@ func TestTokensInATunnel(t *testing.T) {
 		}
 		if first {
 			rec := w.records.wait(t, "the token", event(audit.EventTokenRefused, audit.OutcomeDeny))
-			if rec.Reason != reason.TokenScope || rec.Dst.Name != apiHost || asked.Token != token || asked.Place.As != inTunnel {
-				t.Errorf("record %+v, asked %+v", rec, asked)
+			if rec.Reason != reason.TokenScope || rec.Dst.Name != apiHost || asked.get().Token != token || asked.get().Place.As != inTunnel {
+				t.Errorf("record %+v, asked %+v", rec, asked.get())
 			}
 		}
 	}

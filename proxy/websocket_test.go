@@ -227,7 +227,7 @@ func TestATokenInAMessage(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			w := newWorld(t)
-			var asked wire.ResolveRequest
+			var asked question
 			w.tokens.resolve = noneBelongs(&asked)
 			var got bytes.Buffer
 			served := make(chan struct{})
@@ -255,8 +255,8 @@ func TestATokenInAMessage(t *testing.T) {
 			if rec.Reason != tc.want {
 				t.Errorf("recorded %v %s", rec.Reason, rec.Detail)
 			}
-			if tc.want == reason.TokenScope && (asked.Place.As != wire.PlaceWebSocket || !asked.None) {
-				t.Errorf("credd was asked %+v", asked)
+			if tc.want == reason.TokenScope && (asked.get().Place.As != wire.PlaceWebSocket || !asked.get().None) {
+				t.Errorf("credd was asked %+v", asked.get())
 			}
 		})
 	}
