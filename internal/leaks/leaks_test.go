@@ -1,7 +1,9 @@
 package leaks
 
 import (
+	"bytes"
 	"encoding/base64"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -13,6 +15,7 @@ import (
 	"sync"
 	"testing"
 	"testing/iotest"
+	"unicode/utf16"
 )
 
 // Keys that open nothing, put together so that no scanner finds them in this file.
@@ -234,6 +237,20 @@ type changing struct {
 func (c *changing) Seek(int64, int) (int64, error) {
 	c.Reader = strings.NewReader(c.then)
 	return 0, nil
+}
+
+// TestKeysInUTF16: files that were saved on Windows.
+func TestKeysInUTF16(t *testing.T) {
+	for name, order := range map[string]binary.AppendByteOrder{"little": binary.LittleEndian, "big": binary.BigEndian} {
+		raw := order.AppendUint16(nil, 0xfeff)
+		for _, c := range utf16.Encode([]rune(strings.Repeat("nothing\n", readBlock/10) + "KEY=" + githubKey + "\r\n")) {
+			raw = order.AppendUint16(raw, c)
+		}
+		got, err := detector(t).Read(bytes.NewReader(raw))
+		if err != nil || len(got) != 1 || got[0].Rule != "github-pat" || got[0].Line != readBlock/10+1 {
+			t.Errorf("%s endian: %+v, %v", name, got, err)
+		}
+	}
 }
 
 func TestReadEndsOnErrors(t *testing.T) {

@@ -44,6 +44,7 @@ type guarded struct {
 	r    io.Reader
 	pass func(Finding) bool
 
+	begun, wide  bool // wide: UTF-16, as Windows writes it
 	block        *[readBlock]byte
 	buf          []byte // of block: what was read and not handed on; it begins at offset and line
 	ready        int    // bytes of buf that may be handed on
@@ -76,7 +77,7 @@ func (g *guarded) fill() {
 	kept := copy(g.block[:], g.buf)
 	n, err := io.ReadFull(g.r, g.block[kept:])
 	g.buf = g.block[:kept+n]
-	for _, f := range g.d.Find(string(g.buf)) {
+	for _, f := range g.find() {
 		f.Line, f.Start, f.End = f.Line+g.line, f.Start+g.offset, f.End+g.offset
 		if slices.ContainsFunc(g.told, func(o Finding) bool { return o.Rule == f.Rule && o.Start == f.Start }) {
 			continue
@@ -95,6 +96,22 @@ func (g *guarded) fill() {
 	default:
 		g.ready = len(g.buf) - block
 	}
+}
+
+// find searches what is there. UTF-16 is read as if it were ASCII: keys are.
+func (g *guarded) find() []Finding {
+	if !g.begun {
+		g.begun = true
+		g.wide = bytes.HasPrefix(g.buf, []byte{0xff, 0xfe}) || bytes.HasPrefix(g.buf, []byte{0xfe, 0xff})
+	}
+	if !g.wide {
+		return g.d.Find(string(g.buf))
+	}
+	out := g.d.Find(string(bytes.ReplaceAll(g.buf, []byte{0}, nil)))
+	for i := range out { // about where they are
+		out[i].Start, out[i].End = 2*out[i].Start, min(2*out[i].End, len(g.buf))
+	}
+	return out
 }
 
 // advance notes that n bytes were handed on.

@@ -120,6 +120,9 @@ func (m *Manager) carry(ctx context.Context, name, path string, write bool, rec 
 	if err != nil {
 		rec.Outcome, rec.Reason, rec.Detail = audit.OutcomeFail, ReasonOf(err), err.Error()
 	}
+	if rec.Reason == reason.LooksLikeKey && len(m.cfg.Keys.Find(path)) > 0 {
+		rec.Fields["path"] = "(left out)" // the record says why
+	}
 	m.cfg.Audit.Log(rec)
 	return err
 }

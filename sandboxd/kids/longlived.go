@@ -62,8 +62,8 @@ func (s keySearch) text(what, text string) error {
 	if s.m.cfg.Keys == nil || text == "" {
 		return nil
 	}
-	for _, f := range s.m.cfg.Keys.Find(text) {
-		return refuse(Invalid, reason.LooksLikeKey, "%s has in line %d what looks like a long-lived key (rule %s): %s", what, f.Line, f.Rule, keyAdvice)
+	if found := s.m.cfg.Keys.Find(text); len(found) > 0 {
+		return refuse(Invalid, reason.LooksLikeKey, "%s has in line %d what looks like a long-lived key (rule %s): %s", what, found[0].Line, found[0].Rule, keyAdvice)
 	}
 	return nil
 }
@@ -73,6 +73,9 @@ func (s keySearch) text(what, text string) error {
 func (s keySearch) file(to string, src io.Reader) io.Reader {
 	if s.m.cfg.Keys == nil {
 		return src
+	}
+	if found := s.m.cfg.Keys.Find(to); len(found) > 0 {
+		return failing{refuse(Invalid, reason.LooksLikeKey, "the name of a file looks like a long-lived key (rule %s): %s", found[0].Rule, keyAdvice)}
 	}
 	pass := func(f leaks.Finding) bool {
 		return s.pass(f, "file", to, func(n session.NotKey) bool {

@@ -93,6 +93,10 @@ func TestNoLongLivedKeyGoesIntoAKid(t *testing.T) {
 			_, err := b.PutFile(t.Context(), "k", "test", "/workspace/f", 0o644, strings.NewReader("k: "+text))
 			return err
 		}, "line 1 of /workspace/f"},
+		"name of a file": {func(text string) error {
+			_, err := b.PutFile(t.Context(), "k", "test", "/workspace/"+strings.ReplaceAll(text, " ", "-"), 0o644, strings.NewReader("x"))
+			return err
+		}, "the name of a file"},
 		"archive": {func(text string) error {
 			_, err := b.PutArchive(t.Context(), "k", "test", "/tmp/a", archive(t, "d/f", "\n\nk: "+text))
 			return err
