@@ -84,14 +84,14 @@ func (a *app) evidence(ctx context.Context, who, file string, cfg evidence.Confi
 		return err
 	}
 	var missing evidence.Missing
-	give := time.Now().Add(signLimit)
-	for {
+	for give := time.Now().Add(signLimit); ; {
 		err = a.writeWhole(file, func(out *os.File) (err error) {
-			missing, err = evidence.Write(ctx, cfg, who, out)
+			if missing, err = evidence.Write(ctx, cfg, who, out); err == nil && missing.Waits() && time.Now().Before(give) {
+				err = missing
+			}
 			return err
 		})
-		var lacks evidence.Missing
-		if !errors.As(err, &lacks) || !strings.Contains(lacks.Error(), "try again in some seconds") || time.Now().After(give) {
+		if err == nil || !missing.Waits() || !time.Now().Before(give) {
 			break
 		}
 		select {

@@ -37,6 +37,9 @@ type preparer interface {
 	Prepare() ([]Record, error)
 }
 
+// signer is a file whose syncs sign what was written, now and then: it says whether that is due.
+type signer interface{ SignDue() bool }
+
 // ender is a file whose last sync is another.
 type ender interface{ End() error }
 
@@ -368,7 +371,8 @@ func (l *Logger) write() {
 		case <-l.synced:
 			l.syncing = false
 		case <-tick.C:
-			l.startSync(l.syncDue)
+			s, ok := l.f.(signer)
+			l.startSync(l.syncDue || ok && s.SignDue())
 		case <-l.stop:
 			l.end(&batch)
 			return

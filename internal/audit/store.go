@@ -356,6 +356,13 @@ func (s *store) Sync() error { return s.sync(false) }
 // End is the last Sync: what is on disk is covered by a checkpoint.
 func (s *store) End() error { return s.sync(true) }
 
+// SignDue says whether records have waited for a checkpoint long enough: the last ones of a log that is idle get one too.
+func (s *store) SignDue() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.root != nil && s.live != nil && s.tree.n > s.signed && bootclock.Now()-s.signedAt >= checkpointEvery
+}
+
 func (s *store) sync(end bool) error {
 	s.mu.Lock()
 	if s.root == nil || s.live == nil {

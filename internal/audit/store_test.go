@@ -428,3 +428,29 @@ func parse(line string) (r Record) {
 	}
 	return r
 }
+
+// The last records of a log that is idle are signed too, without another record or a sync that somebody waits for.
+func TestAnIdleLogSignsItsLastRecords(t *testing.T) {
+	t.Parallel()
+	tl := newTestLog(t)
+	l := tl.open()
+	defer l.Close()
+	l.Log(Record{Event: EventLookup})
+	tl.sync(l) // this may be signed at once
+	l.Log(Record{Event: EventLookup, Detail: "the last"})
+	want := uint64(0)
+	for end := time.Now().Add(2*checkpointEvery + 5*time.Second); ; time.Sleep(50 * time.Millisecond) {
+		raw, err := os.ReadFile(tl.path())
+		if err != nil {
+			t.Fatal(err)
+		}
+		want = uint64(strings.Count(string(raw), "\n"))
+		signed, err := os.ReadFile(filepath.Join(tl.dir, CheckpointFile))
+		if c, parseErr := ParseCheckpoint(string(signed)); err == nil && parseErr == nil && c.Size == want && strings.Contains(string(raw), "the last") {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("no checkpoint covers all %d records: %s", want, signed)
+		}
+	}
+}

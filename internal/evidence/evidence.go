@@ -53,6 +53,13 @@ func (m Missing) Error() string {
 	return "the evidence is not complete: " + strings.Join(m, "; ") + "; --incomplete writes it all the same, and says so in it"
 }
 
+// Waits says that some of it is only not signed yet: daemons sign what they wrote every few seconds.
+func (m Missing) Waits() bool {
+	return slices.ContainsFunc(m, func(s string) bool { return strings.HasSuffix(s, notSignedYet) })
+}
+
+const notSignedYet = "yet: try again in some seconds"
+
 // ErrUnknown is the error of evidence of something that neither logs nor drills know.
 var ErrUnknown = errors.New("neither the logs nor the drills know it")
 

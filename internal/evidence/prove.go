@@ -103,7 +103,7 @@ func coverAll(dir, daemon string, key note.Verifier, record uint64) (signed []by
 		}
 	}
 	if signed == nil {
-		return nil, c, fmt.Errorf("no checkpoint of the log of %s covers its record %d yet: try again in some seconds", daemon, record)
+		return nil, c, fmt.Errorf("no checkpoint of the log of %s covers its record %d %s", daemon, record, notSignedYet)
 	}
 	return signed, c, nil
 }
