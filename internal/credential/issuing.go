@@ -253,20 +253,19 @@ func (s *issuing) prepare(req *wire.MintRequest) (map[string]*minting, *refusal)
 }
 
 // handOut returns a JWT for m's session: the latest one while half of its life is left, by either clock, and a new one
-// otherwise. made is nil where none was made.
-func (s *issuing) handOut(h *holder, m *minting) (token string, made *issued, err error) {
+// otherwise. made says whether it was made just now.
+func (s *issuing) handOut(h *holder, m *minting) (token string, i *issued, made bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now, wall := s.boottime(), s.walltime().Unix()
 	if i := m.latest; i != nil && now < (i.from+i.ends)/2 && wall >= i.claims.IssuedAt && 2*wall < i.claims.IssuedAt+i.claims.Expires {
-		return m.token, nil, nil
+		return m.token, i, false, nil
 	}
-	i, token, err := s.issue(h, m)
-	if err != nil {
-		return "", nil, err
+	if i, token, err = s.issue(h, m); err != nil {
+		return "", nil, false, err
 	}
 	m.latest, m.token = i, token
-	return token, i, nil
+	return token, i, true, nil
 }
 
 // life is how long a JWT of m lives that is made now.

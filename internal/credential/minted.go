@@ -53,27 +53,19 @@ func (s *Service) heldBy(h *holder) (tokens map[string]string, renew time.Durati
 		if !m.want.Inside || !s.tokens.holds(h, m.d) {
 			continue
 		}
-		token, made, err := s.issuing.handOut(h, m)
+		token, i, made, err := s.issuing.handOut(h, m)
 		if err != nil {
 			return nil, 0, fmt.Errorf("%s: %w", name, err)
 		}
-		s.recordIssued(made)
+		if made {
+			s.recordIssued(i)
+		}
 		tokens[name] = token
-		if left := s.issuing.nextOf(m); renew == 0 || left < renew {
+		if left := max((i.from+i.ends)/2-s.cfg.Boottime(), time.Millisecond); renew == 0 || left < renew {
 			renew = left
 		}
 	}
 	return tokens, renew, nil
-}
-
-// nextOf is how long it takes until another JWT is handed out for m, a millisecond at least.
-func (s *issuing) nextOf(m *minting) time.Duration {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.latest == nil {
-		return time.Millisecond
-	}
-	return max((m.latest.from+m.latest.ends)/2-s.boottime(), time.Millisecond)
 }
 
 // renew answers with the JWTs that a kid holds itself, as they are to be by now.
@@ -112,31 +104,20 @@ func (s *Service) valueOf(g grant, m *minting, hostport string, req *wire.Resolv
 	if scope, detail := m.bound.refuses(hostport, req); scope != "" {
 		return wire.ResolveReply{}, &errNotFor{scope, "the token " + g.secret + " " + detail}
 	}
-	token, made, err := s.issuing.handOut(g.holder, m)
+	token, i, made, err := s.issuing.handOut(g.holder, m)
 	if err != nil {
 		s.cfg.Log.Error("minting a JWT", "name", g.secret, "session", g.holder.session, "error", err)
 		return wire.ResolveReply{}, err
 	}
-	s.recordIssued(made)
-	u.jti = s.issuing.idOf(m)
+	if made {
+		s.recordIssued(i)
+	}
+	u.jti = i.claims.ID
 	return wire.ResolveReply{Secret: g.secret, Value: token, Minted: true, Present: m.bound.Present}, nil
 }
 
-// idOf returns the id of the JWT that is handed out for m now.
-func (s *issuing) idOf(m *minting) string {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.latest == nil {
-		return ""
-	}
-	return m.latest.claims.ID
-}
-
-// recordIssued writes down that a JWT was made; nil: none was.
+// recordIssued writes down that a JWT was made.
 func (s *Service) recordIssued(i *issued) {
-	if i == nil {
-		return
-	}
 	s.cfg.Metrics.Issued()
 	s.cfg.Audit.Log(audit.Record{Event: audit.EventTokenMinted, Session: i.h.session, Kid: i.h.kid, Mark: i.h.mark, Card: i.h.card,
 		Actor: "uid:" + strconv.Itoa(s.cfg.Peers.Root), Outcome: audit.OutcomeOK, Fields: map[string]string{
