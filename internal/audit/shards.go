@@ -170,7 +170,7 @@ func closedShards(dir, daemon string) ([]Shard, error) {
 	var out []Shard
 	for _, e := range entries { // sorted: a plain shard comes before its encrypted twin
 		s, ok := parseShard(e.Name())
-		if n := len(out); !ok || n > 0 && out[n-1].First == s.First && out[n-1].Closed.Equal(s.Closed) {
+		if n := len(out); !ok || !e.Type().IsRegular() || n > 0 && out[n-1].First == s.First && out[n-1].Closed.Equal(s.Closed) {
 			continue // encrypting it was not finished
 		}
 		s.Daemon, s.Path = daemon, filepath.Join(dir, shardsDir, e.Name())
@@ -197,7 +197,7 @@ func liveShards(dir, daemon string, closed []Shard) ([]Shard, error) {
 	}
 	var out []Shard
 	for _, e := range entries {
-		if !strings.HasSuffix(e.Name(), ".jsonl") || e.IsDir() {
+		if !strings.HasSuffix(e.Name(), ".jsonl") || !e.Type().IsRegular() {
 			continue
 		}
 		s := Shard{Daemon: daemon, Path: filepath.Join(dir, e.Name()), Live: true}

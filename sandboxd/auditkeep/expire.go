@@ -25,13 +25,17 @@ func (k *Keeper) expire(ctx context.Context, daemon string, now time.Time, logs 
 	if err != nil {
 		return err
 	}
+	seen, err := k.seenClosed(daemon, shards, now)
+	if err != nil {
+		return err
+	}
 	if len(shards) > 0 && !shards[0].Live {
-		k.cfg.Metrics.AuditOldest(daemon, now.Sub(shards[0].Closed))
+		k.cfg.Metrics.AuditOldest(daemon, now.Sub(seen[shards[0].First]))
 	}
 	signed := k.signed(daemon)
 	n, to := 0, uint64(0)
 	for i, s := range shards {
-		if s.Live || i+1 == len(shards) || now.Sub(s.Closed) < k.cfg.Retention || shards[i+1].First > signed {
+		if s.Live || i+1 == len(shards) || now.Sub(seen[s.First]) < k.cfg.Retention || shards[i+1].First > signed {
 			break
 		}
 		n, to = i+1, shards[i+1].First
@@ -42,7 +46,7 @@ func (k *Keeper) expire(ctx context.Context, daemon string, now time.Time, logs 
 	if err := k.sayExpired(ctx, daemon, to, n, logs); err != nil {
 		return fmt.Errorf("removing pieces of the log of %s, which takes a record: %w", daemon, err)
 	}
-	root, err := os.OpenRoot(filepath.Join(k.cfg.Dir, daemon, "shards"))
+	root, err := k.closedDir(daemon)
 	if err != nil {
 		return fmt.Errorf("removing pieces of the log of %s: %w", daemon, err)
 	}
@@ -145,13 +149,16 @@ func (k *Keeper) sealAfter() time.Duration {
 
 // sealPiece encrypts one piece. What is no longer what was written stays as it is, for whoever looks into it.
 func (k *Keeper) sealPiece(ctx context.Context, daemon string, s audit.Shard, next uint64) error {
-	root, err := os.OpenRoot(filepath.Join(k.cfg.Dir, daemon, "shards"))
+	root, err := k.closedDir(daemon)
 	if err != nil {
 		return err
 	}
 	defer root.Close() // only read
 	name := filepath.Base(s.Path)
-	from, err := root.Open(name)
+	if err := regular(root, name); err != nil {
+		return err
+	}
+	from, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) // should it be a FIFO by now
 	if err != nil {
 		return err
 	}

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -143,12 +144,25 @@ func TestRecordsAreKeptForTheirTimeAndNoLonger(t *testing.T) {
 	for _, days := range []int{90, 183, 7} {
 		t.Run(fmt.Sprint(days), func(t *testing.T) {
 			t.Parallel()
-			b := newBed(t, 6)
+			b := newBed(t, 2)
 			k, _ := b.keeper(func(c *Config) { c.Retention = time.Duration(days) * 24 * time.Hour })
+			var closed time.Time // when the second of the pieces was seen closed
+			for day := range 4 {
+				must(t, k.Tidy(t.Context()))
+				if day == 1 {
+					closed = b.now
+				}
+				b.day()
+				b.slow(k)
+			}
 			must(t, k.Tidy(t.Context()))
 			before := b.pieces()
-			// The first two pieces were closed on 2 and 3 January: the clock goes on to where the second is a second short.
-			closed := time.Date(2026, 1, 3, 12, 0, 0, 0, time.UTC)
+			shards, err := audit.ShardsOf(b.dir, "x")
+			must(t, err)
+			for _, s := range shards[1 : len(shards)-1] { // a daemon that was broken into makes its records look old
+				must(t, os.Rename(s.Path, strings.Replace(s.Path, "-2026", "-2020", 1)))
+			}
+			// The second is a second short of its time.
 			b.now = closed.Add(time.Duration(days)*24*time.Hour - time.Second)
 			b.slow(k)
 			must(t, k.Tidy(t.Context()))
@@ -159,13 +173,59 @@ func TestRecordsAreKeptForTheirTimeAndNoLonger(t *testing.T) {
 			if x := logOf(r, "x"); !r.OK || x.Expired == 0 {
 				t.Errorf("%+v\n%s", x, words(r))
 			}
-			shards, err := audit.ShardsOf(b.dir, "x")
+			shards, err = audit.ShardsOf(b.dir, "x")
 			must(t, err)
 			must(t, os.Remove(shards[0].Path))
 			if r := b.verify(verify.Options{}); r.OK || !strings.Contains(words(r), verify.ShardGone) {
 				t.Errorf("the control, a piece that nobody said was removed: %s", words(r))
 			}
 		})
+	}
+}
+
+// TestNoLinkIsFollowed: a daemon that was broken into cannot have sandboxd, which is root, remove or encrypt what is
+// elsewhere, or hold it up.
+func TestNoLinkIsFollowed(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, 4)
+	id, err := age.GenerateX25519Identity()
+	must(t, err)
+	k, _ := b.keeper(func(c *Config) { c.Recipients = []string{id.Recipient().String()} })
+	shards := filepath.Join(b.dir, "x", "shards")
+	elsewhere := filepath.Join(b.dir, "elsewhere")
+	must(t, errors.Join(os.Rename(shards, elsewhere), os.Symlink("../elsewhere", shards)))
+	before, err := os.ReadDir(elsewhere)
+	must(t, err)
+	for range 2 {
+		if err := k.Tidy(t.Context()); err == nil {
+			err = k.Tidy(t.Context())
+			if err == nil {
+				t.Error("a link was followed")
+			}
+		}
+		b.now = b.now.Add(200 * 24 * time.Hour)
+		b.slow(k)
+	}
+	after, err := os.ReadDir(elsewhere)
+	must(t, err)
+	if len(before) != len(after) {
+		t.Errorf("%d files were elsewhere, %d are", len(before), len(after))
+	}
+	must(t, errors.Join(os.Remove(shards), os.Rename(elsewhere, shards)))
+	pipe := filepath.Join(shards, "000000000001-20260101T000000Z.jsonl")
+	must(t, syscall.Mkfifo(pipe, 0o600))
+	must(t, syscall.Mkfifo(filepath.Join(b.dir, "x", "y.jsonl"), 0o600))
+	ended := make(chan struct{})
+	go func() {
+		k.Tidy(t.Context()) // what it says of it does not matter
+		verify.Run(b.dir, verify.Options{})
+		audit.Timeline(b.dir, func(*audit.Record) bool { return false })
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(20 * time.Second):
+		t.Error("a FIFO holds everything up")
 	}
 }
 
