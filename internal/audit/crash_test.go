@@ -53,10 +53,8 @@ func writeUntilKilled(path string) error {
 			}
 		}()
 	}
-	select {
-	case <-time.After(time.Minute): // it is killed long before
-		return errors.New("nobody killed the writer")
-	}
+	<-time.After(time.Minute) // it is killed long before
+	return errors.New("nobody killed the writer")
 }
 
 // neverEnds is a context that does not, for a process that does not end by itself.
