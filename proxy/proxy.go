@@ -40,7 +40,7 @@ func New(cfg Config) (*Proxy, error) {
 		return nil, fmt.Errorf("setting up the proxy: %w", err)
 	}
 	p := &Proxy{cfg: cfg, sessions: newTable(), resolver: &resolver{servers: cfg.Resolvers, mark: cfg.Mark}}
-	p.carrying = &carrying{Tokens: cfg.Tokens, watched: cfg.Revocations != nil, conns: map[*conn][]string{}}
+	p.carrying = &carrying{Tokens: cfg.Tokens, watched: cfg.Revocations != nil, conns: map[*conn]map[string]*showing{}}
 	p.cfg.Tokens = p.carrying
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	p.feed = newFeed()

@@ -47,27 +47,60 @@ type carrying struct {
 	live    atomic.Bool // and does so now
 
 	mu    sync.Mutex
-	conns map[*conn][]string // guarded by mu: ids of the tokens
+	conns map[*conn]map[string]*showing // guarded by mu: by the tokens' ids
+}
+
+// showing is one token on one connection. What credd refuses is forgotten: a kid can make up as many as it likes.
+type showing struct {
+	asked    int // questions that credd has not answered yet
+	accepted bool
 }
 
 type connKey struct{}
 
 // Resolve implements Tokens. Where nobody tells of revocations at the moment, nothing is asked for.
 func (t *carrying) Resolve(ctx context.Context, req wire.ResolveRequest) (wire.ResolveReply, error) {
+	done := func(bool) {}
 	if c, ok := ctx.Value(connKey{}).(*conn); ok && !req.None {
-		t.note(c, wire.TokenID(req.Token))
+		done = t.note(c, wire.TokenID(req.Token))
 	}
+	reply, err := t.ask(ctx, req)
+	done(err == nil)
+	return reply, err
+}
+
+func (t *carrying) ask(ctx context.Context, req wire.ResolveRequest) (wire.ResolveReply, error) {
 	if t.watched && !t.live.Load() { // after the note: a stream that ends now cuts what was noted
 		return wire.ResolveReply{}, fmt.Errorf("credd does not say which tokens are revoked: is it running?")
 	}
 	return t.Tokens.Resolve(ctx, req)
 }
 
-func (t *carrying) note(c *conn, id string) {
+// note remembers that the connection shows the token, as long as nobody says by done that it was refused.
+func (t *carrying) note(c *conn, id string) (done func(accepted bool)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !slices.Contains(t.conns[c], id) {
-		t.conns[c] = append(t.conns[c], id)
+	if t.conns[c] == nil {
+		t.conns[c] = map[string]*showing{}
+	}
+	s := t.conns[c][id]
+	if s == nil {
+		s = &showing{}
+		t.conns[c][id] = s
+	}
+	s.asked++
+	return func(accepted bool) {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		s.asked--
+		s.accepted = s.accepted || accepted
+		if s.accepted || s.asked > 0 {
+			return
+		}
+		delete(t.conns[c], id)
+		if len(t.conns[c]) == 0 {
+			delete(t.conns, c)
+		}
 	}
 }
 
@@ -82,8 +115,8 @@ func (t *carrying) concerned(r wire.Revoked) []*conn {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var out []*conn
-	for c, ids := range t.conns {
-		if r.All || slices.Contains(r.Marks, c.sess.doc.Mark) || slices.ContainsFunc(ids, func(id string) bool { return slices.Contains(r.Tokens, id) }) {
+	for c, shown := range t.conns {
+		if r.All || slices.Contains(r.Marks, c.sess.doc.Mark) || slices.ContainsFunc(r.Tokens, func(id string) bool { return shown[id] != nil }) {
 			out = append(out, c)
 		}
 	}
@@ -99,6 +132,9 @@ func (t *carrying) watch(ctx context.Context, revocations func(context.Context, 
 			t.cut(r)
 		})
 		t.live.Store(false)
+		if ctx.Err() != nil {
+			return // it is this proxy that ends
+		}
 		t.cut(wire.Revoked{All: true})
 		select {
 		case <-time.After(watchAgain):

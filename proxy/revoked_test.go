@@ -214,6 +214,32 @@ func TestARevocationThatCreddsAnswerOvertakes(t *testing.T) {
 	}
 }
 
+// TestRefusedTokensAreForgotten: a kid that makes up tokens makes the proxy remember none of them.
+func TestRefusedTokensAreForgotten(t *testing.T) {
+	told := newTeller()
+	w := newWorld(t, func(c *Config) { c.Revocations = told.revocations })
+	<-told.begun
+	w.tokens.resolve = credd
+	c, _ := w.judged(true, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), func(r *policy.Rule) { r.Credential = "api" })
+	var raw string
+	for i := range 20 {
+		made := fmt.Sprintf("tgo_%032s", strings.Repeat("a", i)+"b")
+		raw += "GET / HTTP/1.1\r\nHost: " + apiHost + "\r\nX-Api-Key: " + strings.ReplaceAll(made, " ", "c") + "\r\n\r\n"
+	}
+	raw += "GET / HTTP/1.1\r\nHost: " + apiHost + "\r\nX-Api-Key: " + token + "\r\n\r\n"
+	ask(t, c, raw, 21)
+	w.proxy.carrying.mu.Lock()
+	defer w.proxy.carrying.mu.Unlock()
+	for _, shown := range w.proxy.carrying.conns {
+		if len(shown) != 1 || shown[wire.TokenID(token)] == nil {
+			t.Errorf("%d tokens are remembered", len(shown))
+		}
+	}
+	if len(w.proxy.carrying.conns) != 1 {
+		t.Errorf("%d connections are remembered", len(w.proxy.carrying.conns))
+	}
+}
+
 // TestWithoutAStreamNothingIsSwapped (invariant 1): a proxy that would not hear of a revocation asks for no secret, and
 // does again once it would.
 func TestWithoutAStreamNothingIsSwapped(t *testing.T) {

@@ -49,12 +49,17 @@ func (t *table) holders() []*holder {
 
 // live returns the tokens that are meant and would be found. No use waits for it for long.
 func (t *table) live(sel *wire.TokenSelection) []part {
+	return t.partsOf(t.holders(), func(p part) bool { return t.byMark[p.h.mark] == p.h && selects(sel, p) })
+}
+
+// partsOf returns the holders' tokens that are kept, have not expired, and match; match is called with mu held.
+func (t *table) partsOf(holders []*holder, match func(part) bool) []part {
 	now := t.boottime()
 	var out []part
-	for _, h := range t.holders() {
+	for _, h := range holders {
 		t.mu.RLock()
 		for i, d := range h.digests {
-			if p := (part{h, i}); t.byMark[h.mark] == h && t.grants[d].holder == h && (h.expires == 0 || now < h.expires) && selects(sel, p) {
+			if p := (part{h, i}); t.grants[d].holder == h && (h.expires == 0 || now < h.expires) && match(p) {
 				out = append(out, p)
 			}
 		}

@@ -33,19 +33,17 @@ func (s *Service) revokeTokens(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	why := req.Reason[:min(len(req.Reason), wire.MaxTagText)]
-	parts := s.tokens.live(&req.TokenSelection)
-	reply := wire.TokenRevokeReply{Revoked: s.info(parts)}
 	if req.Kid == "" && req.Session == "" {
-		taken := s.tokens.take(parts)
-		reply.Revoked = s.info(taken)
-		s.deliverRevoked(w, &req, reply, len(taken) > 0)
+		taken := s.tokens.take(s.tokens.live(&req.TokenSelection))
+		s.deliverRevoked(w, &req, wire.TokenRevokeReply{Revoked: s.info(taken)}, len(taken) > 0)
 		s.cfg.Metrics.Revoked(len(taken), time.Since(start))
 		s.recordTaken(taken, audit.EventTokenRevoked, actor(r), why)
 		s.countHeld()
 		return
 	}
 	g := s.tokens.revokeSessions(func(h *holder) bool { return h.kid == req.Kid || h.session == req.Session })
-	s.deliverRevoked(w, &req, reply, len(g.entries) > 0)
+	parts := s.tokens.partsOf(g.holders, func(part) bool { return true }) // they are invalid already
+	s.deliverRevoked(w, &req, wire.TokenRevokeReply{Revoked: s.info(parts)}, len(g.entries) > 0)
 	s.settleRevocation(len(parts), g, why, actor(r), time.Since(start))
 }
 
