@@ -55,6 +55,8 @@ type Metrics interface {
 	Expired(tokens int)
 	// Held sets how many sessions, tokens and secrets are held now.
 	Held(sessions, tokens, secrets int)
+	// Leases sets how many leased secrets providers may take now, by state: revoked and over are none.
+	Leases(open map[wire.LeaseState]int)
 }
 
 // Peers are the uids that the routes ask for, and the gid of the instance's group.

@@ -146,6 +146,9 @@ func TestRevocationAtTheProviderComesAfterTheAcknowledgement(t *testing.T) {
 	if err := b.call("GET", "/v1/leases", nil, &list); err != nil || len(list) != 1 || list[0].State != wire.LeaseRevoking || list[0].Ended.Before(begun) || list[0].Mark != testMark {
 		t.Fatalf("%+v, %v", list, err)
 	}
+	if n := b.svc.leasing.keeper.Open(); n[wire.LeaseRevoking]+n[wire.LeaseValid] != 1 || n[wire.LeaseHeld] != 0 {
+		t.Errorf("counted as %v", n)
+	}
 	b.wait("it to be called valid", func() bool {
 		return b.call("GET", "/v1/leases", nil, &list) == nil && list[0].State == wire.LeaseValid && list[0].ValidUntil.After(time.Now())
 	})

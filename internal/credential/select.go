@@ -118,6 +118,7 @@ func (s *Service) expire(ctx context.Context) {
 		select {
 		case <-tick.C:
 			s.takeExpired()
+			s.cfg.Metrics.Leases(s.leasing.keeper.Open())
 		case <-ctx.Done():
 			return
 		}

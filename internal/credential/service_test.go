@@ -64,13 +64,14 @@ func (r *recorder) find(event string) []audit.Record {
 
 type noMetrics struct{}
 
-func (noMetrics) Minted(int)                 {}
-func (noMetrics) Issued()                    {}
-func (noMetrics) Used(reason.Code)           {}
-func (noMetrics) MintRefused(reason.Code)    {}
-func (noMetrics) Revoked(int, time.Duration) {}
-func (noMetrics) Expired(int)                {}
-func (noMetrics) Held(int, int, int)         {}
+func (noMetrics) Minted(int)                     {}
+func (noMetrics) Issued()                        {}
+func (noMetrics) Used(reason.Code)               {}
+func (noMetrics) MintRefused(reason.Code)        {}
+func (noMetrics) Revoked(int, time.Duration)     {}
+func (noMetrics) Expired(int)                    {}
+func (noMetrics) Held(int, int, int)             {}
+func (noMetrics) Leases(map[wire.LeaseState]int) {}
 
 // box is a credd with everything around it faked but its files and its socket.
 type box struct {

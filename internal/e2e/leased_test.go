@@ -87,4 +87,12 @@ func TestALeasedSecretDiesAtItsProvider(t *testing.T) {
 	box.WaitRecord("its record", func(r *audit.Record) bool {
 		return r.Event == audit.EventLeaseRevoked && r.Kid == held.Name && r.Fields["state"] == string(wire.LeaseRevoked)
 	})
+
+	box.Spawn(card, hostile(t, box))
+	r = box.Tagout("--json", "stop", "--all", "--by", practice.Authority, "--reason", "test")
+	lines := strings.Split(strings.TrimSpace(r.Stdout), "\n")
+	last := lines[len(lines)-1]
+	if r.Code != 0 || !strings.HasPrefix(last, `{"leases":[`) || !strings.Contains(last, `"state":"revoked"`) || bao.Live() != 0 {
+		t.Errorf("stopping everything: %d, %d leases are left, %s%s", r.Code, bao.Live(), last, r.Stderr)
+	}
 }

@@ -27,20 +27,27 @@ type lease struct {
 	redacted  []string        // what the audit log was told; guarded by mu
 	usable    time.Duration   // CLOCK_BOOTTIME; guarded by mu
 	over      time.Duration   // CLOCK_BOOTTIME: by the provider's word nobody takes it any more; guarded by mu
+	ended     time.Duration   // CLOCK_BOOTTIME: when its revocation began; guarded by mu
 	renewable bool            // guarded by mu
 	lives     time.Duration   // of its last renewal; guarded by mu
 	shown     wire.Leased     // guarded by mu
 }
 
-// info describes the lease.
-func (l *lease) info(now time.Time) wire.Leased {
+// info describes the lease at the given moment of CLOCK_BOOTTIME.
+func (l *lease) info(now time.Duration) wire.Leased {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	out := l.shown
 	if !out.Ended.IsZero() && out.State.Open() {
-		out.Took = max(now.Sub(out.Ended), 0)
+		out.Took = now - l.ended
 	}
 	return out
+}
+
+func (l *lease) state() wire.LeaseState {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.shown.State
 }
 
 func (l *lease) use(now time.Duration) (provider.Secret, error) {
@@ -269,7 +276,7 @@ func backoff(try int, err error) time.Duration {
 
 // record writes down what became of a lease.
 func (k *Keeper) record(l *lease, event, outcome, detail string) {
-	w := l.info(k.cfg.Now())
+	w := l.info(k.cfg.Boottime())
 	fields := map[string]string{"lease": w.ID, "provider": w.Provider, "role": w.Role, "secret": w.Secret, "state": string(w.State)}
 	if w.State.Open() {
 		fields["valid_until"] = w.ValidUntil.Format(time.RFC3339)

@@ -294,9 +294,23 @@ func (k *Keeper) List() []wire.Leased {
 	}
 	k.mu.Unlock()
 	for _, l := range open {
-		out = append(out, l.info(k.cfg.Now()))
+		out = append(out, l.info(k.cfg.Boottime()))
 	}
 	slices.SortStableFunc(out, func(a, b wire.Leased) int { return strings.Compare(a.ID, b.ID) })
+	return out
+}
+
+// Open counts the leases that a provider may take, by state.
+func (k *Keeper) Open() map[wire.LeaseState]int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	out := map[wire.LeaseState]int{}
+	for _, l := range k.leases {
+		out[l.state()]++
+	}
+	if len(k.bad) > 0 {
+		out[wire.LeaseUnknown] += len(k.bad)
+	}
 	return out
 }
 

@@ -25,6 +25,7 @@ func (k *Keeper) revokeSoon(l *lease) {
 	l.value = provider.Secret{}
 	begun := l.shown.Ended.IsZero()
 	if begun {
+		l.ended = k.cfg.Boottime()
 		l.shown.Ended, l.shown.State, l.shown.Detail = k.cfg.Now().UTC(), wire.LeaseRevoking, ""
 	}
 	l.mu.Unlock()
@@ -52,7 +53,7 @@ func (k *Keeper) revoke(l *lease) {
 		}
 		if err == nil {
 			l.set(func(w *wire.Leased) {
-				w.State, w.Took, w.Tries, w.Detail = wire.LeaseRevoked, max(k.cfg.Now().Sub(w.Ended), 0), try+1, ""
+				w.State, w.Took, w.Tries, w.Detail = wire.LeaseRevoked, k.cfg.Boottime()-l.ended, try+1, ""
 			})
 			k.record(l, audit.EventLeaseRevoked, audit.OutcomeOK, "")
 			k.settle(l)
@@ -71,7 +72,7 @@ func (k *Keeper) revoke(l *lease) {
 		}
 		now := k.cfg.Boottime()
 		if l.isOver(now) && now-begun >= leastTrying {
-			l.set(func(w *wire.Leased) { w.State, w.Took = wire.LeaseOver, max(k.cfg.Now().Sub(w.Ended), 0) })
+			l.set(func(w *wire.Leased) { w.State, w.Took = wire.LeaseOver, k.cfg.Boottime()-l.ended })
 			k.record(l, audit.EventRevokeFailed, audit.OutcomeFail, fmt.Sprintf("its time is over by the provider's word; it was never seen revoked: %v", err))
 			k.remove(l)
 			return
@@ -155,7 +156,7 @@ func (k *Keeper) remove(l *lease) {
 
 // close lists a lease among those that are over; one that was never asked for is not listed.
 func (k *Keeper) close(l *lease) {
-	w := l.info(k.cfg.Now())
+	w := l.info(k.cfg.Boottime())
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if _, ok := k.leases[l.id]; !ok {

@@ -6,6 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"tagout/internal/reason"
+	"tagout/internal/wire"
 )
 
 // Credd counts what credd does. Make one with NewCredd.
@@ -13,6 +14,7 @@ type Credd struct {
 	minted, issued, forgotten, revocations, expired prometheus.Counter
 	used, mintRefused                               *prometheus.CounterVec
 	revokeSeconds                                   prometheus.Histogram
+	leases                                          *prometheus.GaugeVec
 	sessions, tokens, secrets                       prometheus.Gauge
 }
 
@@ -38,6 +40,8 @@ func NewCredd(r *Registry) *Credd {
 		revokeSeconds: f.NewHistogram(prometheus.HistogramOpts{
 			Name: "tagout_credd_revoke_seconds", Help: "Time from a revocation's request to its acknowledgement.",
 			Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25}}),
+		leases: f.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "tagout_credd_leases", Help: "Leased secrets that a provider may take; still-valid and unknown are those that it should not."}, []string{"state"}),
 		sessions: gauge("tagout_credd_sessions", "Sessions that hold tokens or could be revoked."),
 		tokens:   gauge("tagout_credd_tokens", "Tokens that would be accepted."),
 		secrets:  gauge("tagout_credd_secrets", "Secrets in the vault."),
@@ -71,4 +75,11 @@ func (c *Credd) Held(sessions, tokens, secrets int) {
 	c.sessions.Set(float64(sessions))
 	c.tokens.Set(float64(tokens))
 	c.secrets.Set(float64(secrets))
+}
+
+// Leases sets how many leased secrets providers may take, by state.
+func (c *Credd) Leases(open map[wire.LeaseState]int) {
+	for _, state := range []wire.LeaseState{wire.LeaseMinting, wire.LeaseHeld, wire.LeaseRevoking, wire.LeaseValid, wire.LeaseUnknown} {
+		c.leases.WithLabelValues(string(state)).Set(float64(open[state]))
+	}
 }
