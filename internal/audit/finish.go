@@ -69,12 +69,16 @@ func bounded(s string) string {
 // cutMark stands where a text was cut.
 const cutMark = "…"
 
+// longWord is how long a text is of which half is kept where it is one word, in bytes.
+const longWord = 256
+
 // WithoutLastWord is a text that was cut, without the word in which it was cut, and with a mark in its place.
 func WithoutLastWord(s string) string {
 	i := strings.LastIndexAny(s, " \t\r\n\"',;&")
-	if i < len(s)/2 {
-		i = len(s) / 2 // one word that never ends
+	if half := len(s) / 2; i < half && len(s) > longWord {
+		i = half // one word that never ends
 	}
+	i = max(i, 0)
 	for i > 0 && !utf8.RuneStart(s[min(i, len(s)-1)]) {
 		i--
 	}

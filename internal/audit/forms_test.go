@@ -215,6 +215,26 @@ func TestLongTextsAreCut(t *testing.T) {
 	}
 }
 
+// Of a value that goes on where another ends nothing is left.
+func TestValuesThatBeginAlike(t *testing.T) {
+	r := newRedactor()
+	for _, v := range []string{"a value of number 5", "a value of number 51", "a value of number 516"} {
+		r.add(v)
+	}
+	if got := r.text("<a value of number 516> <a value of number 5>"); got != "<"+Redacted+"> <"+Redacted+">" {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestTheWordInWhichATextIsCutGoes(t *testing.T) {
+	long := strings.Repeat("x", 2*longWord)
+	for in, want := range map[string]string{"": "…", "s3cret": "…", "a s3cr": "a…", "a\"s3": "a…", long: long[:longWord] + "…", "ab " + long: ("ab " + long)[:longWord+1] + "…"} {
+		if got := WithoutLastWord(in); got != want {
+			t.Errorf("%q became %q, want %q", in, got, want)
+		}
+	}
+}
+
 func BenchmarkPrints(b *testing.B) {
 	path := filepath.Join(b.TempDir(), "prints")
 	p, err := NewPrints(saving(path), nil)

@@ -1,7 +1,9 @@
 package audit
 
 import (
+	"cmp"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -153,11 +155,15 @@ func (r *redactor) replacer() *strings.Replacer {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.stale.Swap(false) {
-		var pairs []string
+		var all []string
 		for _, v := range r.values {
-			for _, form := range forms(v) {
-				pairs = append(pairs, form, Redacted)
-			}
+			all = append(all, forms(v)...)
+		}
+		// The longest first: of a value that goes on where another ends nothing must be left.
+		slices.SortFunc(all, func(a, b string) int { return cmp.Or(len(b)-len(a), strings.Compare(a, b)) })
+		pairs := make([]string, 0, 2*len(all))
+		for _, form := range slices.Compact(all) {
+			pairs = append(pairs, form, Redacted)
 		}
 		r.exact = strings.NewReplacer(pairs...)
 	}

@@ -42,6 +42,13 @@ func inShort(r *audit.Record) string {
 	return r.Event
 }
 
+// endOf destroys a kid and waits until its last record is written.
+func endOf(box *testenv.Box, kid string) {
+	box.T.Helper()
+	box.Destroy(kid)
+	box.WaitRecord("the end of "+kid, func(r *audit.Record) bool { return r.Kid == kid && r.Event == audit.EventKidDestroyed })
+}
+
 // inOrder fails the test unless all of want are in the records of a kid, one after the other.
 func inOrder(t *testing.T, records []audit.Record, want []string) {
 	t.Helper()
@@ -75,7 +82,7 @@ func TestWhatAKidDoesIsRecorded(t *testing.T) {
 	}
 	box.WaitRecord("the last file", func(r *audit.Record) bool { return of(r) && strings.Contains(r.Fields["path"], "[2J") })
 	box.WaitRecord("the denied connection", func(r *audit.Record) bool { return of(r) && r.Event == audit.EventConnectDenied })
-	box.Destroy(kid)
+	endOf(box, kid)
 	records := box.Records(of)
 	inOrder(t, records, []string{
 		audit.EventKidSpawned, `ran /bin/echo "two words" "\xff\n"`, "created /workspace/a", "changed /workspace/a",
@@ -243,8 +250,8 @@ for i in range(%d):
 	}
 	box.Exec(quiet, "/bin/touch", "/tmp/one")
 	box.WaitRecord("the quiet kid's file", func(r *audit.Record) bool { return r.Kid == quiet && r.Fields["path"] == "/tmp/one" })
-	box.Destroy(noisy)
-	box.Destroy(quiet)
+	endOf(box, noisy)
+	endOf(box, quiet)
 	records := box.Records(func(r *audit.Record) bool { return r.Kid == noisy })
 	if n := checkCounts(t, records); n < programs {
 		t.Errorf("%d programs are recorded", n)
@@ -294,7 +301,7 @@ func TestARestartLeavesNoSilentHole(t *testing.T) {
 	box.Exec(kid, "/bin/echo", "afterwards")
 	box.WaitRecord("a program after the restart", arguments("afterwards"))
 	livesOn(box, kid)
-	box.Destroy(kid)
+	endOf(box, kid)
 	records := box.Records(of)
 	turns, missing := 0, 0
 	for n := 1; ; n++ {

@@ -57,7 +57,7 @@ func TestOthersRecordsLeaveOutWhatOnlyCreddKnows(t *testing.T) {
 	for _, event := range []string{audit.EventFileCreated, audit.EventLookup, audit.EventRequest, audit.EventProcessStarted} {
 		box.WaitRecord(event, of(event))
 	}
-	box.Destroy(kid)
+	endOf(box, kid)
 	encoded := func(value string) string { return base64.StdEncoding.EncodeToString([]byte("joe:" + value))[6:36] }
 	for _, text := range []string{known, encoded(known), key} {
 		if files := inLogs(t, box, text); len(files) > 0 {
