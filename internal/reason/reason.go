@@ -147,7 +147,7 @@ var table = map[Code]Info{
 	DialFailed:      {"dial-failed", "the upstream server could not be reached", ""},
 	UpstreamTLS:     {"upstream-tls", "the upstream server's certificate is not trusted", ""},
 	TokenUnknown:    {"token-unknown", "the token is unknown, expired or revoked", ""},
-	TokenScope:      {"token-scope", "the token is not bound to this host", ""},
+	TokenScope:      {"token-scope", "the token is not for this host, place, method or path", ""},
 	CreddDown:       {"credd-down", "the credential daemon does not answer", "start credd"},
 	QueryType:       {"query-type", "this DNS query type is not answered", ""},
 	RateLimit:       {"rate-limit", "too many requests in a short time", ""},
