@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -274,6 +276,8 @@ func (s *Service) addClient(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case errors.Is(err, apikey.ErrTaken):
 		control.Refuse(w, http.StatusConflict, reason.OK, err.Error())
+	case errors.As(err, new(*fs.PathError)) || errors.As(err, new(*os.LinkError)): // the disk's, not the caller's
+		control.Refuse(w, http.StatusInternalServerError, reason.Internal, err.Error())
 	case err != nil:
 		control.Refuse(w, http.StatusBadRequest, reason.Malformed, err.Error())
 	default:

@@ -179,6 +179,16 @@ func (b *mintBox) afterACrash() {
 		b.T.Fatalf("got %q", got)
 	}
 	jwt := b.Net.Books.LastToken()
+	b.Must("issuer", "client", "rm", "elsewhere")
+	if _, err := b.checkers["introspection"].Check(b.T.Context(), jwt); !errors.Is(err, tokencheck.ErrUnavailable) {
+		b.T.Errorf("with a key that was removed: %v", err)
+	}
+	if _, err := b.checkers["status list"].Check(b.T.Context(), jwt); err != nil {
+		b.T.Errorf("a status list takes no key: %v", err)
+	}
+	if r := b.Tagout("issuer", "client", "rm", "elsewhere"); r.Code == 0 || !strings.Contains(r.Stderr, "no client") {
+		b.T.Errorf("removing it again: %d %q", r.Code, r.Stderr)
+	}
 	b.Freeze(instance.Credd)
 	ctx, cancel := context.WithTimeout(b.T.Context(), 500*time.Millisecond)
 	defer cancel()
@@ -189,8 +199,8 @@ func (b *mintBox) afterACrash() {
 	}
 	b.Kill9(instance.Credd)
 	b.WaitHealthy(instance.Credd)
-	if _, err := b.checkers["introspection"].Check(b.T.Context(), jwt); !errors.Is(err, tokencheck.ErrRevoked) {
-		b.T.Errorf("by introspection, after the crash: %v", err)
+	if active, err := practice.Introspect(b.T.Context(), b.Client(instance.Credd), jwt); err != nil || active {
+		b.T.Errorf("by introspection, after the crash: %t, %v", active, err)
 	}
 	if _, err := b.checkers["status list"].Check(b.T.Context(), jwt); !errors.Is(err, tokencheck.ErrUnavailable) {
 		b.T.Errorf("by status list, after the crash: %v", err)
@@ -204,6 +214,12 @@ func (b *mintBox) afterACrash() {
 func (b *mintBox) rotationAndExpiry(old string) {
 	b.T.Helper()
 	b.Must("issuer", "rotate-keys")
+	status := b.Must("issuer", "status")
+	for _, want := range []string{practice.IssuerURL, "own.test", "current", "next", "old", "elsewhere  introspect"} {
+		if !strings.Contains(status, want) {
+			b.T.Errorf("tagout issuer status does not show %q:\n%s", want, status)
+		}
+	}
 	kid := b.spawn("brief", inspected, reads+", lifetime: 5s"+carried)
 	if got := b.call(kid.Name, "GET", "$BOOKS_TOKEN"); !strings.HasSuffix(got, " 200") {
 		b.T.Errorf("signed by the new key: %q", got)
