@@ -111,3 +111,23 @@ func TestSystemdAcceptsTheUnit(t *testing.T) {
 		t.Error("it accepts a broken unit too: the check above shows nothing")
 	}
 }
+
+// TestTheUnitsCredentialIsFound where systemd says that it is, and nothing else is taken for it.
+func TestTheUnitsCredentialIsFound(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("CREDENTIALS_DIRECTORY", dir)
+	if got := systemdCredential(instance.UnlockCredential); got != "" {
+		t.Errorf("one that is not there: %q", got)
+	}
+	file := filepath.Join(dir, instance.UnlockCredential)
+	if err := os.WriteFile(file, []byte("x"), 0o400); err != nil {
+		t.Fatal(err)
+	}
+	if got := systemdCredential(instance.UnlockCredential); got != file {
+		t.Errorf("found %q", got)
+	}
+	t.Setenv("CREDENTIALS_DIRECTORY", "")
+	if got := systemdCredential(instance.UnlockCredential); got != "" {
+		t.Errorf("without systemd: %q", got)
+	}
+}

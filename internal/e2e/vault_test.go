@@ -129,7 +129,35 @@ func TestASealedVaultDeniesUntilSomebodyOpensIt(t *testing.T) {
 	}); rec.Fields["version_before"] != "1" || rec.Fields["version"] != "2" {
 		t.Errorf("the rotation's record: %+v", rec)
 	}
+	sealToSystemd(t, box)
+	if out := box.Sh(box.Spawn(card, hostile(t, box)).Name, "/workspace/hostile whoami https://api.vendor.test/v1/whoami"); !strings.Contains(out.Stdout, "accepted=true") {
+		t.Errorf("with systemd's key: %q %q", out.Stdout, out.Stderr)
+	}
 	scan()
+}
+
+// sealToSystemd seals to a key that the real systemd-creds keeps, with a host key of the test's own, kills credd, and opens the
+// vault with what systemd gives back.
+func sealToSystemd(t *testing.T, box *testenv.Box) {
+	t.Helper()
+	dir := t.TempDir()
+	credential, key := filepath.Join(dir, "tagout-test"), filepath.Join(dir, "key")
+	run := func(name string, args ...string) {
+		t.Helper()
+		cmd := exec.Command(name, args...)
+		cmd.Env = append(os.Environ(), "SYSTEMD_CREDENTIAL_SECRET="+filepath.Join(dir, "credential.secret"))
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%s %v: %v\n%s", name, args, err, out)
+		}
+	}
+	run(box.Bin+"/tagout", "--instance", box.Inst.Name(), "vault", "seal", "--systemd", "--credential", credential, "--with-key", "host")
+	box.Kill9(instance.Credd)
+	box.WaitHealthy(instance.Credd)
+	if r := box.Tagout("vault", "ls"); r.Code != 4 || !strings.Contains(r.Stderr, "sealed") {
+		t.Errorf("vault ls of a sealed one: %+v", r)
+	}
+	run("systemd-creds", "decrypt", "--name="+instance.UnlockCredential, credential, key)
+	box.Must("vault", "unlock", "--file", key)
 }
 
 type errText string
