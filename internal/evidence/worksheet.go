@@ -16,6 +16,7 @@ import (
 	"tagout/internal/config"
 	"tagout/internal/drillhistory"
 	"tagout/internal/policy"
+	"tagout/internal/session"
 )
 
 //go:embed worksheet.html.tmpl
@@ -245,11 +246,11 @@ func addStop(stops map[string]*stopView, id string, l *auditview.Line) {
 // card adds what a card says.
 func (w *worksheet) card(c *card.Card) {
 	v := cardView{
-		Name: c.Name, SHA256: c.Hash, Task: c.Task, Owner: c.Owner, Image: c.Image, Network: c.Network, Authority: c.Stop.Authority, MaxStop: c.Stop.MaxTime.String(),
-		Limits: []string{fmt.Sprintf("%d processes", c.Limits.PIDs), size(c.Limits.Memory) + " memory", strconv.FormatFloat(c.Limits.CPUs, 'g', -1, 64) + " processors", fmt.Sprintf("%d open files", c.Limits.OpenFiles)},
+		Name: c.Name, SHA256: c.Hash, Task: c.Task, Owner: c.Owner, Image: c.Image, Network: map[string]string{session.NetworkNone: "No network at all", session.NetworkHost: "The machine's own network, within the card's reach"}[c.Network], Authority: c.Stop.Authority, MaxStop: fmt.Sprintf("%g s", c.Stop.MaxTime.Seconds()),
+		Limits: []string{fmt.Sprintf("%d processes", c.Limits.PIDs), size(c.Limits.Memory) + " memory", "processors: " + strconv.FormatFloat(c.Limits.CPUs, 'g', -1, 64), fmt.Sprintf("%d open files", c.Limits.OpenFiles)},
 	}
 	if v.Network == "" {
-		v.Network = "what the allowlist names, through the proxy alone"
+		v.Network = "What the allowlist names, through the proxy alone"
 	}
 	for _, r := range c.Egress.Allow {
 		v.Allow = append(v.Allow, allowOf(r))
