@@ -257,3 +257,19 @@ func TestExportWritesEveryForm(t *testing.T) {
 		}
 	}
 }
+
+func TestMomentsAreRead(t *testing.T) {
+	now := time.Date(2026, 5, 10, 12, 0, 0, 0, time.UTC)
+	for text, want := range map[string]string{
+		"": "0001-01-01T00:00:00Z", "15m": "2026-05-10T11:45:00Z", "7d": "2026-05-03T12:00:00Z", "2026-05-01": "2026-05-01T00:00:00Z", "2026-05-01T02:00:00+02:00": "2026-05-01T00:00:00Z", "2026-05-01 10:30": "2026-05-01T10:30:00Z",
+	} {
+		if got, err := parseMoment(text, now); err != nil || got.UTC().Format(time.RFC3339) != want {
+			t.Errorf("%q is %v, want %s: %v", text, got, want, err)
+		}
+	}
+	for _, text := range []string{"yesterday", "-5m", "-1d", "d", "1e9d", "2026-13-01"} {
+		if got, err := parseMoment(text, now); err == nil {
+			t.Errorf("%q is %v", text, got)
+		}
+	}
+}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -147,12 +149,17 @@ func parseMoment(s string, now time.Time) (time.Time, error) {
 	if d, err := time.ParseDuration(s); err == nil && d >= 0 {
 		return now.Add(-d), nil
 	}
+	if days, ok := strings.CutSuffix(s, "d"); ok {
+		if n, err := strconv.Atoi(days); err == nil && n >= 0 && n < 100_000 {
+			return now.AddDate(0, 0, -n), nil
+		}
+	}
 	for _, form := range []string{time.RFC3339Nano, "2006-01-02T15:04:05", "2006-01-02 15:04:05", "2006-01-02 15:04", time.DateOnly} {
 		if t, err := time.Parse(form, s); err == nil {
 			return t, nil
 		}
 	}
-	return time.Time{}, fmt.Errorf("%q is no time: write 2026-11-30T09:00:00Z, 2026-11-30 (UTC), or 15m for a quarter of an hour ago", s)
+	return time.Time{}, fmt.Errorf("%q is no time: write 2026-11-30T09:00:00Z, 2026-11-30 (UTC), or 15m or 7d for that long ago", s)
 }
 
 // lineWriter shows colours on a terminal only, and nowhere where NO_COLOR is set.
