@@ -136,12 +136,13 @@ func (s *Service) takeExpired() {
 	s.countHeld()
 }
 
-// recordTaken writes one record a token.
+// recordTaken writes one record a token, and ends what was leased for it: the issuer is asked after the acknowledgement.
 func (s *Service) recordTaken(taken []part, event, actor, why string) {
 	for _, p := range taken {
 		s.leasing.keeper.End(p.h.session, p.secret())
 		s.cfg.Audit.Log(audit.Record{Event: event, Session: p.h.session, Kid: p.h.kid, Card: p.h.card, Mark: p.h.mark, Actor: actor,
 			Outcome: audit.OutcomeOK, Detail: why, Fields: map[string]string{"token_id": p.id(), "secret": p.secret()}})
+		s.leasing.keeper.End(p.h.session, p.secret())
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -153,6 +154,32 @@ func TestLifetime(t *testing.T) {
 		}
 		b.stop()
 	}
+}
+
+// TestALeaseEndsWithItsToken: revoked by secret or by id, or expired, while the session and its other leases go on.
+func TestALeaseEndsWithItsToken(t *testing.T) {
+	l := &lender{}
+	var now atomic.Int64 // CLOCK_BOOTTIME
+	b := newBox(t).start(withLender(l), func(c *Config) { c.Boottime = func() time.Duration { return time.Duration(now.Load()) } })
+	b.put("lender_key", "the-key-of-the-lender", "lender.test:443")
+	b.putLeased("db", wire.Presentation{})
+	b.putLeased("queue", wire.Presentation{})
+	req := mintFor("kid1", testMark, "db", "queue")
+	req.TTL = time.Hour
+	var reply wire.MintReply
+	if err := b.call("POST", "/v1/sessions", req, &reply); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.call("POST", "/v1/tokens/revoke", wire.TokenRevokeRequest{TokenSelection: wire.TokenSelection{Secret: "db"}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	b.wait("the lease of the token to be revoked", func() bool { return l.revoked.Load() == 1 })
+	if _, err := b.resolve(testMark, reply.Tokens["queue"], "api.vendor.test", 443); err != nil || l.live.Load() != 1 {
+		t.Errorf("the session's other lease: %v, %d live", err, l.live.Load())
+	}
+	now.Store(int64(2 * time.Hour))
+	b.svc.takeExpired()
+	b.wait("the lease of the expired token to be revoked", func() bool { return l.revoked.Load() == 2 })
 }
 
 // TestTheProxyHearsOfEveryRevocation in the order in which they happen, and of the end of the stream.
