@@ -10,7 +10,7 @@ CMDS := tagout sandboxd proxy dnsfilter credd killswitchd kid-init hostile chat
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 RACEPKGS := ./proxy ./dnsfilter ./killswitch ./sandboxd/events ./sandboxd/sockwatch $(addprefix ./internal/,alert audit card config \
-	control credential execsocket instance policy session suggest tally vaddr)
+	control credential execsocket instance leased policy provider session suggest tally vaddr)
 FUZZTIME ?= 10m
 LIVES ?= 1000
 FOR ?= 30m

@@ -15,6 +15,9 @@ import (
 // requests is how many requests one try at a provider makes at most: a login, a refusal, another login and the request.
 const requests = 3
 
+// minLifetime is the shortest lease that is kept: it is replaced when two thirds of it are over.
+const minLifetime = 10 * time.Second
+
 // lessors makes the configured providers. A certificate authority that cannot be read ends the start.
 func lessors(box *config.Box) ([]credential.Lessor, error) {
 	var out []credential.Lessor
@@ -34,7 +37,7 @@ func lessors(box *config.Box) ([]credential.Lessor, error) {
 			}
 		}
 		from.Make = func(secrets provider.Secrets) leased.Issuer {
-			return leased.Issuer{Provider: issuerOf(p, call, iam, secrets), Attempt: requests * p.Timeout, MaxLifetime: p.MaxLifetime}
+			return leased.Issuer{Provider: issuerOf(p, call, iam, secrets), Attempt: requests * p.Timeout, MaxLifetime: p.MaxLifetime, MinLifetime: minLifetime}
 		}
 		out = append(out, from)
 	}

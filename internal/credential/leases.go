@@ -178,6 +178,12 @@ func (l *leasing) value(g grant, reply wire.ResolveReply) (wire.ResolveReply, er
 // listLeases answers with the leases that may be valid and the last of those that are over, never with a value. Tokens
 // and leases are two things: a session's token for a leased secret is listed among its tokens, and is gone the moment it
 // is revoked; its lease is listed here until the provider has said the same.
+//
+// While the vault is sealed its journal cannot be read: then nobody knows what an earlier credd has left.
 func (s *Service) listLeases(w http.ResponseWriter, _ *http.Request) {
+	if err := s.vault.shut(); err != nil {
+		control.Refuse(w, http.StatusServiceUnavailable, reason.VaultSealed, "listing leases: "+err.Error())
+		return
+	}
 	control.Reply(w, s.leasing.keeper.List())
 }

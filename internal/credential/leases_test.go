@@ -236,3 +236,27 @@ func TestLeasesOutliveACrash(t *testing.T) {
 	b.wait("the next credd to revoke it", func() bool { return l.live.Load() == 0 })
 	b.wait("the journal to be empty", func() bool { files, err := os.ReadDir(b.dir + "/leases"); return err == nil && len(files) == 0 })
 }
+
+// TestLeasesBehindASealedVault: what a dead credd left cannot be read before the vault is opened, and nobody is told that
+// there is nothing; once it is opened the leases are revoked.
+func TestLeasesBehindASealedVault(t *testing.T) {
+	l := &lender{hold: make(chan struct{})}
+	b := newBox(t).start(withLender(l))
+	b.put("lender_key", "the-key-of-the-lender", "lender.test:443")
+	b.putLeased("db", wire.Presentation{})
+	b.mint("kid1", testMark, "db")
+	if err := b.call("POST", "/v1/vault-seal", wire.SealRequest{Passphrase: testPassphrase}, nil); err != nil {
+		t.Fatal(err)
+	}
+	b.stop()
+	close(l.hold)
+	b.start(withLender(l))
+	refusedWith(t, b.call("GET", "/v1/leases", nil, nil), 503, reason.VaultSealed)
+	if l.live.Load() != 1 {
+		t.Fatalf("%d leases live: the test shows nothing", l.live.Load())
+	}
+	if err := b.call("POST", "/v1/vault-unlock", wire.UnlockRequest{Key: testPassphrase}, nil); err != nil {
+		t.Fatal(err)
+	}
+	b.wait("the leases to be revoked", func() bool { return l.live.Load() == 0 })
+}

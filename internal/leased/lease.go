@@ -143,6 +143,10 @@ func (k *Keeper) took(l *lease, is Issuer, got provider.Lease, asked time.Durati
 		return &provider.Error{Kind: provider.Malformed, Text: fmt.Sprintf(
 			"it gave a lease of %v, and maxLifetime is %v: shorten it at the provider, or raise maxLifetime", got.Lifetime, is.MaxLifetime)}
 	}
+	if got.Lifetime < is.MinLifetime {
+		return &provider.Error{Kind: provider.Malformed, Text: fmt.Sprintf(
+			"it gave a lease of %v, which is too short to be kept: %v are needed", got.Lifetime, is.MinLifetime)}
+	}
 	if err := k.write(l); err != nil {
 		return &provider.Error{Kind: provider.Malformed, Text: fmt.Sprintf("noting the lease: %v", err)}
 	}

@@ -43,6 +43,7 @@ type Issuer struct {
 	Provider    provider.Provider
 	Attempt     time.Duration // of one try, all its requests together
 	MaxLifetime time.Duration // a lease that says it lives longer is given back
+	MinLifetime time.Duration // so is one that says it lives shorter: it would have to be replaced all the time
 }
 
 // Recorder is the audit log. No method blocks. Where it has DropSecret too, it forgets what is revoked.

@@ -429,6 +429,11 @@ func TestAProviderThatLies(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.wait("it to be given back", func() bool { return long.live() == 0 })
+	b.k.cfg.Issuers["a"] = Issuer{Provider: long, Attempt: time.Second, MaxLifetime: 3 * time.Hour, MinLifetime: 150 * time.Minute}
+	if _, err := b.k.Mint(t.Context(), who("2"), []Want{db}); err == nil || !strings.Contains(err.Error(), "too short") {
+		t.Fatal(err)
+	}
+	b.wait("that to be given back too", func() bool { return long.live() == 0 && long.minted.Load() == 2 })
 	short := newMill(time.Millisecond)
 	b2 := newBed(t, map[string]*mill{"a": short})
 	short.hook(&short.revoke, func(context.Context) error { return &provider.Error{Kind: provider.Unsure, Text: "later"} })
