@@ -152,6 +152,10 @@ func TestMintedTokens(t *testing.T) {
 	if err := box.elsewhere(jwt, nil); err != nil {
 		t.Error(err)
 	}
+	echo := box.Sh(kid.Name, "curl -s -k -i --noproxy '*' -H \"Authorization: Bearer $BOOKS_TOKEN\" https://books.own.test/debug").Stdout
+	if part := strings.Split(jwt, ".")[2]; !strings.Contains(echo, "***") || strings.Contains(echo, part) || strings.Contains(echo, "eyJ") {
+		t.Errorf("a service that echoes its token shows the kid %q", echo)
+	}
 	if got := box.call(kid.Name, "POST", "$BOOKS_TOKEN"); !strings.HasSuffix(got, " 403") || !strings.Contains(got, "scope") {
 		t.Errorf("with another scope: %q", got)
 	}

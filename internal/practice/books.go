@@ -22,6 +22,7 @@ const (
 //
 //	GET  /books  200 and who asks, with the scope books:read
 //	POST /books  200, with the scope books:write
+//	GET  /debug  200 and the request as it came, token and all, as careless services have it
 type Books struct {
 	// Uses counts requests by presenter.
 	Uses Ledger
@@ -49,6 +50,7 @@ func (n *Internet) startBooks(creddSocket string) error {
 	mux := http.NewServeMux()
 	mux.Handle("GET /books", checker.Require(ScopeRead)(http.HandlerFunc(b.list)))
 	mux.Handle("POST /books", checker.Require(ScopeWrite)(http.HandlerFunc(b.add)))
+	mux.HandleFunc("GET /debug", debug)
 	return n.serveHTTP(n.BooksAddr(), 443, NameBooks, b.watched(mux))
 }
 
@@ -85,6 +87,11 @@ func (b *Books) list(w http.ResponseWriter, r *http.Request) {
 	claims, _ := tokencheck.FromContext(r.Context()) // Require put them there
 	w.Header().Set("Content-Type", "application/json")
 	json.NewEncoder(w).Encode(Who{Subject: claims.Subject, Kid: claims.Kid, Scopes: claims.Scopes}) // the client is gone
+}
+
+func debug(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("X-Debug", r.Header.Get("Authorization"))
+	json.NewEncoder(w).Encode(r.Header) // the client is gone
 }
 
 func (b *Books) add(w http.ResponseWriter, r *http.Request) {
