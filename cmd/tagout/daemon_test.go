@@ -140,10 +140,12 @@ func TestAnInterruptedRunLeavesNoKid(t *testing.T) {
 		s.Send(wire.ExecFrame{Stdout: []byte("y\n")})
 		<-r.Context().Done()
 	})
-	mux.HandleFunc("DELETE /v1/kids/k", func(w http.ResponseWriter, _ *http.Request) {
+	destroy := func(w http.ResponseWriter, _ *http.Request) {
 		destroyed <- when
 		control.Reply(w, struct{}{})
-	})
+	}
+	mux.HandleFunc("DELETE /v1/kids/k", destroy)
+	mux.HandleFunc("POST /v1/kids/k/destroy", destroy)
 	serve(t, "tcli3", instance.Sandboxd, mux)
 	for _, tt := range []struct {
 		when string
