@@ -12,7 +12,7 @@ import (
 func TestAuditFiguresAreProduced(t *testing.T) {
 	work, out := t.TempDir(), t.TempDir()
 	metrics, err := RunAudit(t.Context(), AuditConfig{Work: work, Out: out, Records: 4000, Plain: 50 * time.Millisecond, View: 8000, Runs: 1, Print: io.Discard})
-	if err != nil || len(metrics) != 8 {
+	if err != nil || len(metrics) != 10 {
 		t.Fatalf("%+v %v", metrics, err)
 	}
 	for _, m := range metrics {
