@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"os"
@@ -9,7 +10,9 @@ import (
 	"testing"
 	"time"
 
+	"filippo.io/age"
 	"tagout/internal/audit"
+	"tagout/internal/audit/seal"
 	"tagout/internal/auditindex"
 	"tagout/internal/auditview"
 	"tagout/internal/instance"
@@ -271,5 +274,55 @@ func TestMomentsAreRead(t *testing.T) {
 		if got, err := parseMoment(text, now); err == nil {
 			t.Errorf("%q is %v", text, got)
 		}
+	}
+}
+
+// What lies in an encrypted piece is told with its identity, and that it is left out without.
+func TestEncryptedPiecesAreReadWithTheirIdentity(t *testing.T) {
+	inst := incident(t, "tclien")
+	_, want, _ := tagout("--instance", "tclien", "timeline", "k")
+	live := inst.AuditFile(instance.Killswitchd)
+	raw, err := os.ReadFile(live)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, err := age.GenerateX25519Identity()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var sealed bytes.Buffer
+	if err := seal.Encrypt(&sealed, bytes.NewReader(raw), id.Recipient()); err != nil {
+		t.Fatal(err)
+	}
+	closed := filepath.Join(filepath.Dir(live), "shards", "000000000000-20260504T120000Z.jsonl.age")
+	file := filepath.Join(t.TempDir(), "identity")
+	for path, content := range map[string][]byte{closed: sealed.Bytes(), file: []byte(id.String() + "\n"), live: nil} {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 { // without an index and with one
+		if code, out, errOut := tagout("--instance", "tclien", "timeline", "k"); code != 0 || strings.Contains(out, "stop.received") || !strings.Contains(errOut, "1 encrypted piece of the logs left out") {
+			t.Errorf("%d %s%s", code, out, errOut)
+		}
+		if code, out, errOut := tagout("--instance", "tclien", "timeline", "k", "--identity", file); code != 0 || out != want || errOut != "" {
+			t.Errorf("%d\n%s\n%s%s", code, want, out, errOut)
+		}
+		if code, _, errOut := tagout("--instance", "tclien", "audit", "index"); code != 0 {
+			t.Errorf("%d %s", code, errOut)
+		}
+	}
+	other, err := age.GenerateX25519Identity()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte(other.String()+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code, out, errOut := tagout("--instance", "tclien", "timeline", "k", "--identity", file); code == 0 || out != "" || !strings.Contains(errOut, "did not match") {
+		t.Errorf("another's identity: %d %s%s", code, out, errOut)
 	}
 }

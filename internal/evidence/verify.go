@@ -35,7 +35,7 @@ type Checked struct {
 
 const (
 	mostFiles = 10_000
-	mostBytes = 4 << 30 // unpacked
+	mostBytes = 1 << 30 // unpacked
 )
 
 // Verify checks a file of evidence with nothing but itself and the keys that are trusted, public ones by their names; of
