@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bytes"
+	"fmt"
 	"net/http"
 	"os"
 	"strings"
@@ -81,6 +82,19 @@ func TestAVendorsClientLibrary(t *testing.T) {
 	}
 	box.WaitRecord("the refusal", func(r *audit.Record) bool {
 		return r.Kid == other.Name && r.Outcome == audit.OutcomeDeny && r.Reason == reason.TokenScope
+	})
+	box.Until(soon, "both attempts are alerted", func() error {
+		alerts, _ := box.Net.Webhook.Alerts()
+		told := map[string]bool{}
+		for _, a := range alerts {
+			if a.Record.Reason == reason.TokenScope && a.Record.Outcome == audit.OutcomeDeny {
+				told[a.Record.Kid] = true
+			}
+		}
+		if !told[kid.Name] || !told[other.Name] {
+			return fmt.Errorf("alerts of %v", told)
+		}
+		return nil
 	})
 	for _, daemon := range instance.Daemons() {
 		raw, err := os.ReadFile(box.Inst.AuditFile(daemon))
