@@ -35,6 +35,8 @@ def lookup(name):
         socket.getaddrinfo(name, 80)
     except socket.gaierror:
         return "refused"
+def now(): # a kid's monotonic clock starts with the kid
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 out, made = [], 0
 for i in range(count):
     until = time.monotonic() + 0.35
@@ -46,12 +48,12 @@ for i in range(count):
             attempt(port)
             made += 1
         lookup("loop.evil.test")
-    at = time.monotonic()
+    at = now()
     result = attempt(first + i)
     out.append({"to": "%s:%d" % (addr, first + i), "at": at, "result": result})
     if i % 3 == 0:
         name = "n%d.evil.test" % (first + i)
-        at = time.monotonic()
+        at = now()
         out.append({"to": name, "at": at, "result": lookup(name)})
 print(json.dumps({"tries": out, "flood": made}))
 `
@@ -59,7 +61,7 @@ print(json.dumps({"tries": out, "flood": made}))
 type tried struct {
 	Tries []struct {
 		To     string  `json:"to"`
-		At     float64 `json:"at"` // CLOCK_MONOTONIC, seconds
+		At     float64 `json:"at"` // CLOCK_BOOTTIME, seconds
 		Result string  `json:"result"`
 	} `json:"tries"`
 	Flood int `json:"flood"`

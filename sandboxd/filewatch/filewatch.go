@@ -1,6 +1,10 @@
 // Package filewatch sees which programs the kids start and which files they write, for kids with trip rules on that.
 // It only looks (fanotify(7), notification class): nothing a kid does waits for it.
 //
+// Packages execlog and filelog record every program and file, by name. They do not serve here, nor this there: a trip rule
+// is about what is in a file, for which it takes the open file that these events carry, and events with open files carry
+// no names, and come only of mounts that the kid has.
+//
 // It promises that the start of a program from any of the kid's file systems is compared with what is forbidden by
 // path, by inode and by content, that starting one through its dynamic loader is noticed while it runs, and that a write to a
 // file outside the scratch places is seen when it happens. Where events were lost, or nobody watched, a gap record
