@@ -16,7 +16,7 @@ import (
 
 func (a *app) auditCommand() *cobra.Command {
 	cmd := group("audit", "Search and check the audit logs")
-	cmd.AddCommand(a.auditSearchCommand(), a.auditIndexCommand(), a.auditExportCommand(), a.auditVerifyCommand(), a.auditProofCommand(), a.auditKeysCommand())
+	cmd.AddCommand(a.auditSearchCommand(), a.auditIndexCommand(), a.auditExportCommand(), a.auditVerifyCommand(), a.auditProofCommand(), a.auditCheckCommand(), a.auditKeysCommand())
 	cmd.AddCommand(a.auditWitnessCommand())
 	return cmd
 }

@@ -218,14 +218,13 @@ that the log has not changed since it had so many records, for whoever kept a ch
 	}
 	cmd.Flags().StringVar(&f.dir, "dir", "", "a copy of an instance's audit directory")
 	cmd.Flags().Uint64Var(&since, "since", 0, "the log only grew since it had so many records")
-	cmd.AddCommand(a.auditProofCheckCommand())
 	return cmd
 }
 
-func (a *app) auditProofCheckCommand() *cobra.Command {
+func (a *app) auditCheckCommand() *cobra.Command {
 	var key, record, older string
 	cmd := &cobra.Command{
-		Use: "check PROOF", Short: "Check a proof; needs nothing else of the box", Args: wants("PROOF"),
+		Use: "check PROOF", Short: "Check a proof of a record or of growth; needs nothing else of the box", Args: wants("PROOF"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			if (record == "") == (older == "") {
 				return usage(errors.New("give --record, a file with the record's line, or --checkpoint, a file with the older one"))

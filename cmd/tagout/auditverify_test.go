@@ -53,16 +53,16 @@ func TestVerifyAndProofs(t *testing.T) {
 	}
 	lines := strings.SplitAfter(string(raw), "\n")
 	proof := write("proof", run(exitOK, "audit", "proof", "proxy", "1"))
-	if out := run(exitOK, "audit", "proof", "check", proof, "--key", key, "--record", write("record", lines[1])); !strings.Contains(out, "record 1 of 3") {
+	if out := run(exitOK, "audit", "check", proof, "--key", key, "--record", write("record", lines[1])); !strings.Contains(out, "record 1 of 3") {
 		t.Errorf("%s", out)
 	}
-	run(exitFailure, "audit", "proof", "check", proof, "--key", key, "--record", write("other", lines[2]))
+	run(exitFailure, "audit", "check", proof, "--key", key, "--record", write("other", lines[2]))
 	run(exitUsage, "audit", "proof", "proxy")
 	checkpoint, err := os.ReadFile(filepath.Join(filepath.Dir(log), audit.CheckpointFile))
 	if err != nil {
 		t.Fatal(err)
 	}
-	run(exitOK, "audit", "proof", "check", write("consistency", run(exitOK, "audit", "proof", "proxy", "--since", "3")), "--key", key, "--checkpoint", write("old", string(checkpoint)))
+	run(exitOK, "audit", "check", write("consistency", run(exitOK, "audit", "proof", "proxy", "--since", "3")), "--key", key, "--checkpoint", write("old", string(checkpoint)))
 	run(exitOK, "audit", "verify", "--witness", write("witness", string(checkpoint)), "--key", key)
 
 	if err := os.WriteFile(log, bytes.Replace(raw, []byte("conn.closed"), []byte("conn.clused"), 1), 0o600); err != nil {

@@ -103,10 +103,7 @@ func (s *store) open() error {
 	if s.lock, err = root.OpenFile(lockFile, os.O_CREATE|os.O_RDWR, 0o640); err != nil {
 		return err
 	}
-	if err := unix.Flock(int(s.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			return errors.New("another process writes it")
-		}
+	if err := takeLock(s.lock); err != nil {
 		return err
 	}
 	if s.hashes, err = root.OpenFile(HashFile, os.O_CREATE|os.O_RDWR, 0o640); err != nil {
@@ -116,6 +113,22 @@ func (s *store) open() error {
 		return err
 	}
 	return s.recover()
+}
+
+// lockPatience is how long a lock may outlive its holder: a program that it was just starting has a copy of the
+// descriptor until its execve.
+const lockPatience = time.Second
+
+func takeLock(f *os.File) error {
+	for begun := bootclock.Now(); ; time.Sleep(5 * time.Millisecond) { // nobody is told when a lock is free
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		switch {
+		case !errors.Is(err, unix.EWOULDBLOCK):
+			return err
+		case bootclock.Now()-begun > lockPatience:
+			return errors.New("another process writes it")
+		}
+	}
 }
 
 // close lets everything go; what is not on disk stays where it is.
