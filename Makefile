@@ -9,7 +9,7 @@ BIN := build/bin
 CMDS := tagout sandboxd proxy dnsfilter credd killswitchd kid-init hostile chat
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS := -s -w -X main.version=$(VERSION)
-RACEPKGS := ./proxy ./dnsfilter ./killswitch ./sandboxd/events ./sandboxd/sockwatch $(addprefix ./internal/,alert audit card config \
+RACEPKGS := ./proxy ./dnsfilter ./killswitch ./sandboxd/events ./sandboxd/sockwatch $(addprefix ./internal/,alert audit auditstream auditview card config \
 	control credential execsocket instance leased policy provider session suggest tally vaddr)
 FUZZTIME ?= 10m
 LIVES ?= 1000

@@ -38,6 +38,9 @@ the file all the same, which then says so itself. "tagout evidence verify FILE" 
 			if err := needRoot("gathering evidence"); err != nil {
 				return err
 			}
+			if err := a.anyRecord(); err != nil {
+				return err
+			}
 			private, err := a.evidenceKey(key, passphraseFile)
 			if err != nil {
 				return err
@@ -56,6 +59,20 @@ the file all the same, which then says so itself. "tagout evidence verify FILE" 
 	cmd.Flags().BoolVar(&incomplete, "incomplete", false, "write the file although something is missing")
 	ids.addTo(cmd)
 	return cmd
+}
+
+// anyRecord refuses where there are neither logs nor drills: nothing is made on a machine that has no box.
+func (a *app) anyRecord() error {
+	inst, err := a.named()
+	if err != nil {
+		return err
+	}
+	for _, dir := range []string{inst.AuditDir(), instance.DrillDir()} {
+		if _, err := os.Stat(dir); err == nil {
+			return nil
+		}
+	}
+	return &coded{exitUnreachable, fmt.Errorf("gathering evidence: there are neither logs in %s nor drills in %s: is this the right instance?", inst.AuditDir(), instance.DrillDir())}
 }
 
 // evidenceKey is the key that signs the manifest: the one in a file, or else the box's own.

@@ -32,7 +32,7 @@ var calls = []struct {
 	{"policy set KID --card FILES/card.yaml --by ada --reason x", changes}, {"stop --all --by ada --reason x", changes}, {"release ID --by ada --reason x", changes},
 	{"vault rm x", changes},
 	{"image ls", rest}, {"image gc", rest}, {"policy explain --kid KID --card FILES/card.yaml a.test:443", rest},
-	{"timeline KID", rest}, {"logs KID", rest}, {"lessons", rest}, {"apikey ls", rest}, {"order FILES/card.yaml", rest}, {"mcp", rest}, {"doctor", rest}, {"setup --config FILES/card.yaml", rest},
+	{"timeline KID", rest}, {"audit search KID", rest}, {"audit index", rest}, {"evidence KID -o FILES/x.zip", rest}, {"logs KID", rest}, {"lessons", rest}, {"apikey ls", rest}, {"order FILES/card.yaml", rest}, {"mcp", rest}, {"doctor", rest}, {"setup --config FILES/card.yaml", rest},
 	{"up", rest}, {"cleanup", rest}, {"contain", rest}, {"demo", rest}, {"drill", rest}, {"bench kids", rest},
 }
 
