@@ -12,7 +12,7 @@ type Redactor struct {
 	once     sync.Once
 	detector *Detector // nil where there is none: see Text
 	mu       sync.Mutex
-	seen     map[string]string // texts that were searched, and what became of them; guarded by mu
+	seen     map[string]bool // texts that were searched, and have no key; guarded by mu
 }
 
 const (
@@ -22,7 +22,7 @@ const (
 )
 
 // NewRedactor returns a Redactor that writes with where a key stood. The rules are loaded when there is something to search.
-func NewRedactor(with string) *Redactor { return &Redactor{with: with, seen: map[string]string{}} }
+func NewRedactor(with string) *Redactor { return &Redactor{with: with, seen: map[string]bool{}} }
 
 // Text returns s without what looks like a key. Should the rules not load, nothing of a text that may have one is left.
 func (r *Redactor) Text(s string) string {
@@ -30,18 +30,18 @@ func (r *Redactor) Text(s string) string {
 		return s
 	}
 	r.mu.Lock()
-	out, ok := r.seen[s]
+	clean := r.seen[s]
 	r.mu.Unlock()
-	if ok {
-		return out
+	if clean {
+		return s
 	}
-	out = r.search(s)
-	if len(s) <= maxSeenLen {
+	out := r.search(s)
+	if out == s && len(s) <= maxSeenLen { // a key is not kept, not even in memory
 		r.mu.Lock()
 		if len(r.seen) >= maxSeen {
 			clear(r.seen)
 		}
-		r.seen[strings.Clone(s)] = out
+		r.seen[strings.Clone(s)] = true
 		r.mu.Unlock()
 	}
 	return out
