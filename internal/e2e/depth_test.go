@@ -30,7 +30,9 @@ var calls = []struct {
 	{"attach KID ID", changes}, {"end KID ID --reason x", changes}, {"pause KID --reason x", changes}, {"resume KID --reason x", changes},
 	{"destroy KID --reason x", changes}, {"grant KID a.test:443 --for 1m --by ada --reason x", changes}, {"ungrant KID ID --by ada --reason x", changes},
 	{"policy set KID --card FILES/card.yaml --by ada --reason x", changes}, {"stop --all --by ada --reason x", changes}, {"release ID --by ada --reason x", changes},
-	{"vault rm x", changes},
+	{"vault rm x", changes}, {"vault set x --host a.test:443 --file FILES/card.yaml", changes}, {"vault rotate x --file FILES/card.yaml", changes},
+	{"vault seal --plain", changes}, {"vault unlock --file FILES/card.yaml", changes}, {"vault export-recipients", asks},
+	{"token ls", asks}, {"token revoke --kid KID", changes}, {"leases ls", asks}, {"issuer rotate-keys", changes},
 	{"image ls", rest}, {"image gc", rest}, {"policy explain --kid KID --card FILES/card.yaml a.test:443", rest},
 	{"timeline KID", rest}, {"audit search KID", rest}, {"audit index", rest}, {"evidence KID -o FILES/x.zip", rest}, {"logs KID", rest}, {"lessons", rest}, {"apikey ls", rest}, {"order FILES/card.yaml", rest}, {"mcp", rest}, {"doctor", rest}, {"setup --config FILES/card.yaml", rest},
 	{"up", rest}, {"cleanup", rest}, {"contain", rest}, {"demo", rest}, {"drill", rest}, {"bench kids", rest},
@@ -60,6 +62,10 @@ func TestDepthIsOne(t *testing.T) {
 filesystem:
   tmp: 256MiB
   inputs: [{from: tagout, to: /workspace/tagout, mode: "0755"}, {from: card.yaml, to: /workspace/card.yaml}]
+identity:
+  notKeys:
+    - {file: /workspace/tagout, rule: aws-amazon-bedrock-api-key-short-lived, reason: the rule's own text is in the program}
+    - {file: /workspace/tagout, rule: generic-api-key, reason: a program has all kinds of bytes in it}
 `, 1), inputs)
 		before := known(box)
 		for _, c := range calls {
