@@ -163,6 +163,10 @@ func (s *store) sign(c Checkpoint, end bool) error {
 	if err != nil {
 		return err
 	}
+	// This one first: who reads the older ones and then the newest never finds it older.
+	if err := s.replace(CheckpointFile, signed, 0o640); err != nil {
+		return fmt.Errorf("keeping a checkpoint of the audit log: %w", err)
+	}
 	f, err := s.root.OpenFile(CheckpointsFile, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o640)
 	if err != nil {
 		return fmt.Errorf("keeping a checkpoint of the audit log: %w", err)
@@ -172,10 +176,7 @@ func (s *store) sign(c Checkpoint, end bool) error {
 	if info, statErr := f.Stat(); statErr == nil {
 		size = info.Size()
 	}
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = s.replace(CheckpointFile, signed, 0o640)
-	}
-	if err == nil && size > keptBytes {
+	if err = errors.Join(err, f.Close()); err == nil && size > keptBytes {
 		err = s.thin()
 	}
 	if err != nil {

@@ -120,6 +120,8 @@ func (v *run) checkpoints() {
 			v.log.find(Finding{Kind: RolledBack, Shard: audit.CheckpointFile, Record: ptr(c.Size), To: ptr(older),
 				Detail: fmt.Sprintf("it covers %d records, an older one %d", c.Size, older)})
 		}
+	} else if errors.Is(err, fs.ErrNotExist) && older == 0 && v.writing() {
+		v.log.Notes = append(v.log.Notes, "the log has just begun: its first checkpoint is made within seconds")
 	} else {
 		v.log.find(Finding{Kind: RolledBack, Shard: audit.CheckpointFile, Detail: "there is no checkpoint: " + err.Error()})
 	}
