@@ -300,6 +300,7 @@ func TestARestartLeavesNoSilentHole(t *testing.T) {
 	box.WaitHealthy(instance.Sandboxd)
 	box.Exec(kid, "/bin/echo", "afterwards")
 	box.WaitRecord("a program after the restart", arguments("afterwards"))
+	box.WaitRecord("more turns", arguments("turn-12"))
 	livesOn(box, kid)
 	endOf(box, kid)
 	records := box.Records(of)
