@@ -100,7 +100,7 @@ func (m *Manager) ExecInput(ctx context.Context, name, actor string, r wire.Exec
 	}
 	k, err := m.admitExec(ctx, name, r)
 	if ReasonOf(err) == reason.LooksLikeKey && err != nil {
-		r.Argv = []string{"(left out)"} // the record says why
+		r = wire.ExecRequest{Argv: []string{"(left out)"}} // the record says why
 	}
 	if err != nil {
 		return m.execRefused(name, actor, r, err)
