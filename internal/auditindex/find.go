@@ -145,23 +145,6 @@ func (x Index) plan(ctx context.Context, shards []audit.Shard, q auditview.Query
 	return plans, nil
 }
 
-func readShards(ctx context.Context, tx *sql.Tx) ([]shardRow, error) {
-	rows, err := tx.QueryContext(ctx, `SELECT id, daemon, head, tail, done, lines FROM shard`)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	var out []shardRow
-	for rows.Next() {
-		var r shardRow
-		if err := rows.Scan(&r.id, &r.daemon, &r.head, &r.tail, &r.done, &r.lines); err != nil {
-			return nil, err
-		}
-		out = append(out, r)
-	}
-	return out, rows.Err()
-}
-
 // recognise opens a log where the index knows it.
 func (x Index) recognise(p *plan, sh audit.Shard, known []shardRow, kept map[int64]bool) (row shardRow, ok bool, err error) {
 	if sh.Sealed {

@@ -97,7 +97,7 @@ func (u *updater) run(logs string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, u.db.Close()) }()
-	known, err := loadShards(u.ctx, u.db)
+	known, err := readShards(u.ctx, u.db)
 	if err != nil {
 		return err
 	}
@@ -126,7 +126,12 @@ type shardRow struct {
 	lines      int64
 }
 
-func loadShards(ctx context.Context, db *sql.DB) ([]shardRow, error) {
+// asker is a database, or a transaction in one.
+type asker interface {
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+}
+
+func readShards(ctx context.Context, db asker) ([]shardRow, error) {
 	rows, err := db.QueryContext(ctx, `SELECT id, daemon, head, tail, done, lines FROM shard`)
 	if err != nil {
 		return nil, err
