@@ -319,10 +319,11 @@ func (c *conn) countWay(w way, n int) {
 	}
 }
 
-// How long a client may take to read a refusal and to hang up.
+// How long a client may take to read a refusal and to hang up, and how much it may have sent by then: what the kernel
+// holds of an upload on both sides is several MiB.
 const (
 	lingerTime  = 500 * time.Millisecond
-	lingerBytes = 256 << 10
+	lingerBytes = 16 << 20
 )
 
 // hangUp closes the client's side so that it still reads what was written last: closing a socket that has
@@ -336,7 +337,7 @@ func (c *conn) hangUp() {
 }
 
 func drain(r interface{ Read([]byte) (int, error) }, limit int) {
-	buf := make([]byte, 4<<10)
+	buf := make([]byte, 32<<10)
 	for limit > 0 {
 		n, err := r.Read(buf)
 		limit -= n

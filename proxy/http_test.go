@@ -588,6 +588,25 @@ func TestHalfClosedHTTPClient(t *testing.T) {
 	}
 }
 
+// TestARefusedUploadIsTaken: a client that sends all it has before it reads gets the answer, not a reset.
+func TestARefusedUploadIsTaken(t *testing.T) {
+	for _, secure := range []bool{false, true} {
+		w := newWorld(t)
+		c, _ := w.judged(secure, http.NotFoundHandler(), func(r *policy.Rule) { r.Methods = []string{"GET"} })
+		body := make([]byte, 4<<20)
+		fmt.Fprintf(c, "POST /v1/x HTTP/1.1\r\nHost: %s\r\nContent-Length: %d\r\n\r\n", apiHost, len(body))
+		_, sent := c.Write(body)
+		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if sent != nil || err != nil {
+			t.Fatalf("secure %v: sent with %v, answered with %v", secure, sent, err)
+		}
+		raw, err := io.ReadAll(resp.Body)
+		if resp.StatusCode != http.StatusForbidden || err != nil || !strings.Contains(string(raw), "method-not-allowed") {
+			t.Errorf("secure %v: %d %q %v", secure, resp.StatusCode, raw, err)
+		}
+	}
+}
+
 func TestWebSocketsPassOnceAgreed(t *testing.T) {
 	w := newWorld(t)
 	const wish = "GET /ws HTTP/1.1\r\nHost: " + apiHost + "\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
