@@ -397,17 +397,19 @@ func canary(context.Context, wire.ResolveRequest) (wire.ResolveReply, error) {
 func TestATokenInTheTarget(t *testing.T) {
 	for _, target := range []string{"/" + token, "/?" + token + "=key", "/a%5f%74%67%6f%5f" + token[4:], "/?" + strings.ToUpper(token)} {
 		w := newWorld(t)
+		var asked atomic.Pointer[func(context.Context, wire.ResolveRequest) (wire.ResolveReply, error)]
+		w.tokens.resolve = func(ctx context.Context, req wire.ResolveRequest) (wire.ResolveReply, error) {
+			if !req.None {
+				t.Error("credd was asked for the value of a token that is not to be swapped")
+			}
+			return (*asked.Load())(ctx, req)
+		}
 		c, _ := w.judged(false, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), func(r *policy.Rule) { r.Credential = "api" })
 		for _, tc := range []struct {
 			resolve func(context.Context, wire.ResolveRequest) (wire.ResolveReply, error)
 			want    reason.Code
 		}{{credd, reason.TokenScope}, {canary, reason.Canary}} {
-			w.tokens.resolve = func(ctx context.Context, req wire.ResolveRequest) (wire.ResolveReply, error) {
-				if !req.None {
-					t.Error("credd was asked for the value of a token that is not to be swapped")
-				}
-				return tc.resolve(ctx, req)
-			}
+			asked.Store(&tc.resolve)
 			resp := ask(t, c, "GET "+target+" HTTP/1.1\r\nHost: "+apiHost+"\r\n\r\n", 1)[0]
 			if p := problemOf(t, resp); resp.StatusCode != 403 || p.Reason != tc.want {
 				t.Errorf("%s: %d %v, want %v", target, resp.StatusCode, p.Reason, tc.want)
